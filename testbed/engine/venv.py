@@ -1,0 +1,52 @@
+"""The virtual environment: the locked dependencies by hash, and the project itself, editable."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import sys
+
+from testbed.engine.cache import Cache, digest, is_built, mark_built
+from testbed.engine.progress import SetupError, Step, run, step
+
+
+def venv_key(cache: Cache) -> str:
+    """The key of the environment: the lock, the project's metadata, the interpreter and the clone's path."""
+    repository = cache.repository
+    return digest(
+        repository / "requirements.lock", repository / "pyproject.toml", sys.version, sys.executable, str(repository)
+    )
+
+
+def ensure_venv(cache: Cache) -> None:
+    """Build the virtual environment unless the one there was built from the same lock.
+
+    It is built in place, since a virtual environment cannot be moved; the stamp, written last, tells a finished one.
+    """
+    key = venv_key(cache)
+    with step("Python packages") as current:
+        if is_built(cache.venv, key) and cache.python.exists():
+            current.outcome = "already there"
+            return
+        shutil.rmtree(cache.venv, ignore_errors=True)
+        pip = _create(cache, current)
+        repository = cache.repository
+        run([*pip, "install", "--require-hashes", "-r", repository / "requirements.lock"], current)
+        run([*pip, "install", "--no-deps", "--no-build-isolation", "-e", repository], current)
+        mark_built(cache.venv, key)
+        current.outcome = f"installed from requirements.lock for Python {sys.version.split()[0]}"
+
+
+def _create(cache: Cache, current: Step) -> list[str]:
+    """Create the empty environment; the answer is the pip command that installs into it."""
+    if importlib.util.find_spec("ensurepip"):
+        run([sys.executable, "-m", "venv", cache.venv], current)
+        return [str(cache.python), "-m", "pip", "--disable-pip-version-check", "--no-input"]
+    # Debian ships venv without ensurepip unless python3-venv is installed: another pip can fill the environment.
+    if importlib.util.find_spec("pip"):
+        run([sys.executable, "-m", "venv", "--without-pip", cache.venv], current)
+        return [sys.executable, "-m", "pip", "--python", str(cache.python), "--disable-pip-version-check", "--no-input"]
+    raise SetupError(
+        f"{sys.executable} has neither ensurepip nor pip, so no package can be installed.\n"
+        "    Debian, Ubuntu, Proxmox: apt install python3-venv; or name another interpreter: make PYTHON=... setup"
+    )

@@ -145,3 +145,13 @@ def link(path: Path, target: Path) -> None:
     partial.unlink(missing_ok=True)
     partial.symlink_to(target)
     partial.replace(path)
+
+
+def hard_link(path: Path, target: Path) -> None:
+    """Give a file of the same cache a second name, replacing what was there in one step."""
+    if path.exists() and path.samefile(target) and not path.is_symlink():
+        return
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.unlink(missing_ok=True)
+    partial.hardlink_to(target)
+    partial.replace(path)

@@ -16,6 +16,12 @@ from testbed.engine.versions import MINIMUM, PINNED, Version, parse_version, sho
 
 MODULE = Path(__file__).with_name("pulumi_cli")  # go.mod and go.sum: the versions and checksums of what is built
 PACKAGE = "github.com/pulumi/pulumi/pkg/v3/cmd/pulumi"
+SDK = "github.com/pulumi/pulumi/sdk/v3"
+LANGUAGE = "pulumi-language-python"
+EXECUTOR = "pulumi-language-python-exec"
+DYNAMIC = "pulumi-resource-pulumi-python"
+# Official scripts that the SDK's module carries. The language host itself is Go, and its module is not served.
+SCRIPTS = {EXECUTOR: f"python/cmd/{EXECUTOR}", DYNAMIC: f"python/dist/{DYNAMIC}"}
 INSTALLER_URL = "https://get.pulumi.com"
 INSTALLER_TIMEOUT = 4.0  # seconds: a machine without a way out falls through to Go soon
 
@@ -38,8 +44,13 @@ class Cli:
 
     @property
     def official(self) -> bool:
-        """Whether it ships with the language and dynamic-provider hosts, as the official releases do."""
+        """Whether it is an official release, which has its language host beside it."""
         return self.source is not Source.GO
+
+    def beside(self, name: str) -> Path | None:
+        """The program of that name in the folder of `pulumi`, where the engine looks for its hosts after PATH."""
+        path = self.path.resolve().with_name(name)
+        return path if path.exists() else None
 
 
 def installed_cli(cache: Cache) -> Path:
@@ -67,6 +78,22 @@ def cli_on_path(search: str | None) -> Cli | None:
     return Cli(path, version, Source.PATH)
 
 
+def usable_on_path(search: str | None) -> Cli | None:
+    """The PATH's own `pulumi` when it is new enough and has its language hosts; else say why it is left aside."""
+    path = on_path("pulumi", search)
+    if path is None:
+        return None
+    cli = cli_on_path(search)
+    if cli is None:
+        print(f"  {path} is {show_version(version_of(path))}, {show_version(MINIMUM)} is needed: left aside", flush=True)  # noqa: T201
+        return None
+    for name in (LANGUAGE, DYNAMIC):
+        if on_path(name, search) is None and cli.beside(name) is None:
+            print(f"  {path} has no {name} beside it or on PATH: left aside", flush=True)  # noqa: T201
+            return None
+    return cli
+
+
 def cached_cli(cache: Cache) -> Cli | None:
     """The `pulumi` that an earlier set-up left in the cache, the official one first."""
     for path, source in ((installed_cli(cache), Source.INSTALLER), (built_cli(cache), Source.GO)):
@@ -79,11 +106,7 @@ def cached_cli(cache: Cache) -> Cli | None:
 def ensure_cli(cache: Cache, search: str | None) -> Cli:
     """Find or make a `pulumi`; raise SetupError, naming the three ways, where none is open."""
     with step("pulumi") as current:
-        cli = cli_on_path(search)
-        if cli is None and (old := on_path("pulumi", search)):
-            print(f"  {old} is {show_version(version_of(old))}, {show_version(MINIMUM)} is needed: left aside")  # noqa: T201
-        if cli is None:
-            cli = cached_cli(cache) or _install(cache, current) or _build(cache, current)
+        cli = usable_on_path(search) or cached_cli(cache) or _install(cache, current) or _build(cache, current)
         current.outcome = f"{show_version(cli.version)} from {cli.source}"
         return cli
 
@@ -148,6 +171,10 @@ def _build(cache: Cache, current: Step) -> Cli:
     if not is_built(folder, key):
         with building(folder, key) as partial:
             run(_build_command(go, partial / "pulumi"), current, env=go_environment(cache), cwd=MODULE)
+            for name, inside in SCRIPTS.items():
+                script = partial / name
+                script.write_bytes((_sdk_folder(go, cache) / inside).read_bytes())
+                script.chmod(0o755)
     cli = cached_cli(cache)
     if cli is None:
         raise SetupError(f"{built_cli(cache)} was built but does not run: remove {folder} and try again")
@@ -158,6 +185,13 @@ def _build_command(go: Path, output: Path) -> list[str | Path]:
     version = "github.com/pulumi/pulumi/sdk/v3/go/common/version.Version"
     flags = f"-s -w -X {version}=v{PINNED}"  # without symbols: 170 MB become 120
     return [go, "build", "-v", "-trimpath", f"-ldflags={flags}", "-o", output, PACKAGE]
+
+
+def _sdk_folder(go: Path, cache: Cache) -> Path:
+    """The SDK's module in the module cache, which the build has just filled."""
+    command = [go, "list", "-m", "-f", "{{.Dir}}", SDK]
+    answer = subprocess.run(command, capture_output=True, text=True, check=True, env=go_environment(cache), cwd=MODULE)
+    return Path(answer.stdout.strip())
 
 
 def go_environment(cache: Cache) -> dict[str, str]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from testbed.engine.cache import Cache, find_cache, link, write_atomically
-from testbed.engine.cli_source import Cli, Source, cli_on_path
-from testbed.engine.pieces import COMMAND, DYNAMIC, LANGUAGE, PROXMOXVE, Origin, Piece, describe
+from testbed.engine.cli_source import DYNAMIC, LANGUAGE, Source, cli_on_path
+from testbed.engine.pieces import COMMAND, PROXMOXVE, Origin, Piece, describe
 from testbed.engine.versions import show_version
 
 ORIGINS = {Source.PATH: Origin.PATH, Source.INSTALLER: Origin.INSTALLED, Source.GO: Origin.BUILT}
@@ -61,9 +61,7 @@ def locate(cache: Cache | None = None) -> Engine:
     search = search_path(cache)
     cli = cli_on_path(search)
     if cli is not None and cli.path.parent == cache.bin:
-        target = cli.path.resolve()
-        source = Source.GO if cache.root / "cli" in target.parents else Source.INSTALLER
-        cli = Cli(target, cli.version, source)
+        cli = replace(cli, source=Source.INSTALLER if cli.path.is_symlink() else Source.GO)
     pulumi = (
         Piece("pulumi", cli.path, show_version(cli.version), ORIGINS[cli.source])
         if cli

@@ -1,7 +1,8 @@
-"""The language host: a gRPC server, found on PATH as `pulumi-language-python`, that runs Python programs and plugins.
+"""The language host: a gRPC server, found as `pulumi-language-python`, that runs Python programs and plugins.
 
-It stands in for the official host where only package registries answer. The engine starts it anew for every
-operation, so nothing is imported that it can do without.
+It stands in for the official host where only package registries answer; the script that it starts programs with is
+the official one. The engine starts a host for every operation, so nothing is imported that it can do without.
+Arguments: the path of that script, then what the engine passes.
 """
 
 from __future__ import annotations
@@ -41,10 +42,9 @@ if not TYPE_CHECKING:
 from pulumi.runtime.proto import language_pb2 as language  # noqa: E402
 from pulumi.runtime.proto import language_pb2_grpc, plugin_pb2  # noqa: E402
 
-ALREADY_SHOWN = 32  # see run_program.py
-RUN_PROGRAM = Path(__file__).with_name("run_program.py")
+ALREADY_SHOWN = 32  # the script's exit code once the program's error has been shown: nothing is to be added
 MESSAGE_LIMIT = 400 * 1024 * 1024  # the engine's own limit
-GRACE = 5.0  # seconds between asking a child to end and ending it
+GRACE = 3.0  # seconds between asking a child to end and ending it; the engine gives this host 5
 
 
 class Children:
@@ -84,7 +84,8 @@ class Children:
 class LanguageHost(language_pb2_grpc.LanguageRuntimeServicer):
     """Run programs and plugins in the virtual environment that their project names."""
 
-    def __init__(self, engine: str) -> None:
+    def __init__(self, executor: str, engine: str) -> None:
+        self.executor = executor
         self.engine = engine
         self.children = Children()
 
@@ -136,9 +137,8 @@ class LanguageHost(language_pb2_grpc.LanguageRuntimeServicer):
             "dry_run": "true" if request.dryRun else "false",
             "parallel": str(request.parallel),
         }
-        # -P: the folder of run_program.py holds modules of ours, which a program must not find.
-        command = [python, "-u", "-P", str(RUN_PROGRAM)]
-        command += [f"--{name}={value}" for name, value in options.items()]
+        command = [python, "-u", self.executor]
+        command += [f"--{name}={value}" for name, value in options.items() if value]
         command += [request.program or request.info.entry_point or ".", *request.args]
         child = self.children.start(command, env=environment)
         context.add_callback(child.terminate)
@@ -215,8 +215,8 @@ def _output(child: subprocess.Popen[bytes]) -> Iterator[tuple[str, bytes]]:
 
 def main() -> None:
     """Serve until the engine ends this process, or is gone itself."""
-    arguments = [argument for argument in sys.argv[1:] if not argument.startswith("-")]
-    host = LanguageHost(arguments[0] if arguments else "")
+    executor, *arguments = (argument for argument in sys.argv[1:] if not argument.startswith("-"))
+    host = LanguageHost(executor, arguments[0] if arguments else "")
     limits = [("grpc.max_send_message_length", MESSAGE_LIMIT), ("grpc.max_receive_message_length", MESSAGE_LIMIT)]
     server = grpc.server(futures.ThreadPoolExecutor(max_workers=32), options=limits)
     language_pb2_grpc.add_LanguageRuntimeServicer_to_server(host, server)

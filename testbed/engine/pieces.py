@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from testbed.engine.cache import Cache, link, write_atomically
-from testbed.engine.cli_source import Cli, Source, on_path
+from testbed.engine.cache import Cache, hard_link, link, write_atomically
+from testbed.engine.cli_source import DYNAMIC, EXECUTOR, LANGUAGE, Cli, Source, on_path
 from testbed.engine.progress import step
 from testbed.engine.versions import show_version
 
@@ -45,23 +45,15 @@ class Piece:
         return self.origin is Origin.STAND_IN
 
 
-LANGUAGE = "pulumi-language-python"
-DYNAMIC = "pulumi-resource-pulumi-python"
 COMMAND = "pulumi-resource-command"
 PROXMOXVE = "pulumi-resource-proxmoxve"
-HOSTS = (LANGUAGE, DYNAMIC)
 PROVIDERS = (COMMAND, PROXMOXVE)
 
 
-def wrapper(cache: Cache, name: str) -> str:
-    """The shell script that starts our own program of that name in the virtual environment."""
-    arguments = {
-        LANGUAGE: ["-u", "-P", str(LANGUAGE_HOST)],
-        DYNAMIC: ["-u", "-m", "pulumi.dynamic"],
-        COMMAND: ["-u", "-m", "testbed.engine.plugins.command"],
-        PROXMOXVE: ["-u", "-m", "testbed.engine.plugins.proxmoxve"],
-    }[name]
-    return f'#!/bin/sh\nexec {shlex.join([str(cache.python), *arguments])} "$@"\n'
+def wrapper(cache: Cache, *arguments: str | Path) -> str:
+    """The shell script that runs the virtual environment's interpreter with these arguments."""
+    command = [str(cache.python), "-u", *map(str, arguments)]
+    return f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n'
 
 
 @dataclass(frozen=True)
@@ -89,33 +81,38 @@ def downloaded_plugin(cache: Cache, plugin: Wanted) -> Path:
 def ensure_pieces(cache: Cache, cli: Cli, search: str | None) -> None:
     """Fill the private folder with what the user's PATH lacks, and with nothing else."""
     cache.bin.mkdir(parents=True, exist_ok=True)
-    wanted: dict[str, str | Path] = {}
-    if cli.source is not Source.PATH:
-        wanted["pulumi"] = cli.path
-    for name in HOSTS:
-        if on_path(name, search) is None and bundled(cli, name) is None:
-            wanted[name] = wrapper(cache, name)
+    links: dict[str, Path] = {}
+    scripts: dict[str, str] = {}
+    if cli.source is Source.INSTALLER:
+        links["pulumi"] = cli.path
+    if cli.source is Source.GO:
+        # The engine warns of a host on PATH unless it stands beside `pulumi`, and follows symbolic links to find out.
+        hard_link(cache.bin / "pulumi", cli.path)
+        links[DYNAMIC] = cli.path.with_name(DYNAMIC)
+        # -P: this host's folder holds modules of ours that must not come before the standard library's.
+        scripts[LANGUAGE] = wrapper(cache, "-P", LANGUAGE_HOST, cli.path.with_name(EXECUTOR))
     for name in PROVIDERS:
         if on_path(name, search) is None:
-            wanted[name] = _download(cache, cli, name) or wrapper(cache, name)
-    for stale in {path.name for path in cache.bin.iterdir()} - set(wanted):
+            if official := _download(cache, cli, name):
+                links[name] = official
+            else:
+                scripts[name] = wrapper(cache, "-m", f"testbed.engine.plugins.{_provider(name)}")
+    for name, target in links.items():
+        link(cache.bin / name, target)
+    for name, text in scripts.items():
+        write_atomically(cache.bin / name, text, mode=0o755)
+    kept = {*links, *scripts, *(["pulumi"] if cli.source is Source.GO else [])}
+    for stale in {path.name for path in cache.bin.iterdir()} - kept:
         (cache.bin / stale).unlink()
-    for name, content in wanted.items():
-        if isinstance(content, Path):
-            link(cache.bin / name, content)
-        else:
-            write_atomically(cache.bin / name, content, mode=0o755)
 
 
-def bundled(cli: Cli, name: str) -> Path | None:
-    """The program of that name beside an official `pulumi`, where the engine looks after PATH."""
-    beside = cli.path.resolve().with_name(name)
-    return beside if beside.exists() else None
+def _provider(name: str) -> str:
+    return name.removeprefix("pulumi-resource-")
 
 
 def _download(cache: Cache, cli: Cli, name: str) -> Path | None:
     """The official plugin's program, downloaded once; None where its releases are out of reach."""
-    plugin = wanted_plugin(cache, name.removeprefix("pulumi-resource-"))
+    plugin = wanted_plugin(cache, _provider(name))
     path = downloaded_plugin(cache, plugin)
     if path.exists():
         return path
@@ -138,14 +135,14 @@ def _download(cache: Cache, cli: Cli, name: str) -> Path | None:
 def describe(cache: Cache, name: str, cli: Cli | None, search: str | None) -> Piece:
     """Which program of that name the engine will use, looked up as the engine does: PATH, then beside `pulumi`."""
     path = on_path(name, search)
-    if path is None and cli is not None and (beside := bundled(cli, name)):
+    if path is None and cli is not None and (beside := cli.beside(name)):
         return Piece(name, beside, show_version(cli.version), Origin.BUNDLED)
     if path is None:
         return Piece(name, None, "", Origin.MISSING)
     if path.parent != cache.bin:
         return Piece(name, path, "", Origin.PATH)
-    if path.is_symlink():
-        return Piece(
-            name, path.resolve(), wanted_plugin(cache, name.removeprefix("pulumi-resource-")).version, Origin.INSTALLED
-        )
-    return Piece(name, path, "", Origin.STAND_IN)
+    if not path.is_symlink():
+        return Piece(name, path, "", Origin.STAND_IN)
+    if name == DYNAMIC:
+        return Piece(name, path, show_version(cli.version) if cli else "", Origin.BUNDLED)
+    return Piece(name, path.resolve(), wanted_plugin(cache, _provider(name)).version, Origin.INSTALLED)

@@ -1,0 +1,83 @@
+"""The workstation's copy of a unit file, kept equal to the deployed one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from pathlib import Path
+from typing import ClassVar
+
+from pulumi.dynamic import CreateResult, DiffResult, ReadResult, ResourceProvider, UpdateResult
+
+from host.errors import HostError
+from host.resources.agent_resource import OBSERVED, ObservedResource
+from host.resources.session import Properties, readable
+
+
+class CanonicalUnitProvider(ResourceProvider):
+    """Writes the copy atomically; a destroy leaves it, since it is the person's own file."""
+
+    serialize_as_secret_always = False
+
+    def diff(self, _id: str, olds: Properties, news: Properties) -> DiffResult:
+        """Another text, another place, or a copy that drifted (`revision` follows the file as preview saw it)."""
+        changed = any(olds.get(name) != news.get(name) for name in ("path", "text", "revision"))
+        return DiffResult(changes=changed or olds.get(OBSERVED) != news.get("text"))
+
+    @readable
+    def create(self, props: Properties) -> CreateResult:
+        """Write the copy."""
+        return CreateResult(str(props["path"]), _write(props))
+
+    @readable
+    def update(self, _id: str, _olds: Properties, news: Properties) -> UpdateResult:
+        """Write the copy again."""
+        return UpdateResult(_write(news))
+
+    @readable
+    def read(self, id_: str, props: Properties) -> ReadResult:
+        """Look at the copy."""
+        text = read_copy(str(props["path"]))
+        return ReadResult("", {}) if text is None else ReadResult(id_, {**props, OBSERVED: text})
+
+
+class CanonicalUnit(ObservedResource, module="gpu-topology", name="CanonicalUnit"):
+    """The copy in the state."""
+
+    provider_type: ClassVar[type[ResourceProvider]] = CanonicalUnitProvider
+
+
+def read_copy(path: str) -> str | None:
+    """The copy's text; None where there is no file.
+
+    Raises:
+        HostError: the file is there and cannot be read.
+    """
+    try:
+        return Path(path).expanduser().read_text()
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise HostError(f"canonicalUnit: {path!r} cannot be read ({error}). Fix: make it a readable file") from error
+
+
+def _write(props: Properties) -> Properties:
+    path, text = Path(str(props["path"])).expanduser(), str(props["text"])
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "w") as file:
+                file.write(text)
+            Path(temporary).chmod(0o644)
+            Path(temporary).replace(path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                Path(temporary).unlink()
+            raise
+    except OSError as error:
+        raise HostError(
+            f"canonicalUnit: {str(path)!r} cannot be written ({error}). Fix: name a writable path"
+        ) from error
+    return {**props, OBSERVED: text}

@@ -1,0 +1,77 @@
+"""What the dynamic resources of one engine run share: the stack's configuration, one connection, errors fit to read."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
+
+from pulumi.dynamic import ConfigureRequest, ResourceProvider
+
+from host.client import AgentClient
+from host.errors import HostError
+from host.target import target
+from topology.config import Host
+
+if TYPE_CHECKING:
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+_Self = TypeVar("_Self")
+
+Properties = dict[str, object]
+
+_lock = threading.Lock()
+_clients: dict[str, AgentClient] = {}
+
+
+def readable(method: Callable[Concatenate[_Self, _P], _T]) -> Callable[Concatenate[_Self, _P], _T]:
+    """Let a HostError reach the person as its message alone.
+
+    The dynamic provider host sends `traceback.format_exc()`; with a limit of 0 that is just the error's own text. Any
+    other exception is a defect of ours and keeps its traceback.
+    """
+
+    @functools.wraps(method)
+    def wrapper(self: _Self, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        try:
+            return method(self, *args, **kwargs)
+        except HostError as error:
+            sys.tracebacklimit = 0
+            raise error from None
+
+    return wrapper
+
+
+class HostResourceProvider(ResourceProvider):
+    """A provider that reaches the stack's host; credentials come from the stack's configuration, not from its state."""
+
+    serialize_as_secret_always = False
+
+    def configure(self, req: ConfigureRequest) -> None:
+        """Keep what is needed to connect; secrets arrive decrypted and stay in this process."""
+        self._topology = str(req.config.get("topology") or "{}")
+        self._private_key = req.config.get("sshPrivateKey")
+
+    def client(self) -> AgentClient:
+        """The connection that all resources of this engine run share."""
+        with _lock:
+            if self._topology not in _clients:
+                where = target(
+                    Host.model_validate(json.loads(self._topology)["host"]),
+                    private_key=self._private_key,
+                    base=Path.cwd(),
+                )
+                _clients[self._topology] = AgentClient(where, on_progress=_progress)
+            return _clients[self._topology]
+
+
+def _progress(line: str) -> None:
+    # The engine shows a plugin's standard error as diagnostics of the run.
+    if os.environ.get("GPU_TOPOLOGY_PROGRESS", "1") != "0":
+        print(line, file=sys.stderr, flush=True)  # noqa: T201  standard error is this process's way to the person

@@ -7,7 +7,6 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
@@ -19,6 +18,7 @@ from host.target import target
 from topology.config import Host
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")

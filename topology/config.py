@@ -82,8 +82,8 @@ class Host(_Strict):
     def _host_key_is_pinned(self) -> Self:
         if (self.host_key is None) == (self.known_hosts is None):
             raise ValueError(
-                "host.hostKey is required (or host.knownHosts, not both): host keys are pinned, since this program "
-                f"gets root there. Run `ssh-keyscan -t ed25519 {self.address}`, compare the key with "
+                "exactly one of hostKey and knownHosts is required, since this program gets root there and so pins "
+                f"the host's key: run `ssh-keyscan -t ed25519 {self.address}`, compare the key with "
                 "`ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub` on the host's console, and write "
                 '"ssh-ed25519 AAAA…" as host.hostKey',
             )
@@ -119,11 +119,11 @@ class Pool(_Strict):
     def _devices_are_distinct(self) -> Self:
         twice = sorted({str(d) for d in self.devices if self.devices.count(d) > 1})
         if twice:
-            raise ValueError(f"devices: {', '.join(twice)} stands twice in one pool; a GPU is listed once")
+            raise ValueError(f"{', '.join(twice)} stands twice in one pool: list a GPU once")
         if (self.numa_node is None) != self.span_numa_nodes:
             raise ValueError(
-                "numaNode: say which NUMA node the devices sit on (`cat /sys/bus/pci/devices/ADDRESS/numa_node`), or "
-                "spanNumaNodes: true where several are meant; exactly one of the two",
+                "exactly one of numaNode and spanNumaNodes is required: write the NUMA node the devices sit on "
+                "(`cat /sys/bus/pci/devices/ADDRESS/numa_node`), or spanNumaNodes: true where several are meant",
             )
         return self
 
@@ -177,9 +177,11 @@ class Model(_Strict):
     @model_validator(mode="after")
     def _shape_is_known(self) -> Self:
         if (self.preset is None) == (self.config is None):
-            raise ValueError("model: give preset (`gpu-topology presets` lists them) or config, exactly one")
+            raise ValueError("exactly one of preset and config says the model's shape: `gpu-topology presets` lists the presets")
         if self.config is not None and self.weights_gb is None:
-            raise ValueError("model.weightsGb: with config, say how large the weights are (`du -B 1000M` of them)")
+            raise ValueError(
+                "weightsGb is required with config: write how large the weights are (`du -sB 1000M` of their folder)",
+            )
         return self
 
 

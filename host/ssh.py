@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self, TypeVar
 
@@ -53,8 +52,8 @@ class Connection:
             TransportError: the host was not reached or the connection was lost or timed out.
         """
         try:
-            return self._wait(self._run(command, stdin, on_line), timeout_s + CONNECT_TIMEOUT_S + 5)
-        except (FutureTimeoutError, TimeoutError) as error:
+            return self._wait(self._run(command, stdin, timeout_s, on_line))
+        except TimeoutError as error:
             raise TransportError(
                 f"{self._where}: no answer to a command within {timeout_s:.0f} s, though the connection stood. "
                 "What it did there is unknown. Fix: look at the host, then run again; operations are safe to repeat",
@@ -62,13 +61,10 @@ class Connection:
 
     def close(self) -> None:
         """Close the connection and stop its thread."""
-        if self._stack is not None:
-            with contextlib.suppress(Exception):
-                self._wait(self._stack.aclose(), 5)
+        self._wait(self._shut_down())
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(5)
-        if not self._loop.is_running():
-            self._loop.close()
+        self._thread.join()
+        self._loop.close()
 
     def __enter__(self) -> Self:
         return self
@@ -80,27 +76,40 @@ class Connection:
     def _where(self) -> str:
         return f"{self._target.user}@{self._target.address}:{self._target.port}"
 
-    def _wait(self, work: Coroutine[object, object, _T], timeout_s: float) -> _T:
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            return future.result(timeout_s)
-        except BaseException:
-            future.cancel()
-            raise
+    def _wait(self, work: Coroutine[object, object, _T]) -> _T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
-    async def _run(self, command: str, stdin: bytes, on_line: Callable[[str], None]) -> Finished:
+    async def _run(
+        self,
+        command: str,
+        stdin: bytes,
+        timeout_s: float,
+        on_line: Callable[[str], None],
+    ) -> Finished:
         client = await self._connected()
         try:
-            process = await client.create_process(command, encoding=None)
-            process.stdin.write(stdin)
-            process.stdin.write_eof()
-            stdout, stderr = await asyncio.gather(process.stdout.read(), _lines(process.stderr, on_line))
-            await process.wait_closed()
+            # Leaving the process's context, by a timeout as well, closes its channel, and sshd hangs up on the command.
+            async with asyncio.timeout(timeout_s), client.create_process(command, encoding=None) as process:
+                process.stdin.write(stdin)
+                process.stdin.write_eof()
+                stdout, stderr = await asyncio.gather(process.stdout.read(), _lines(process.stderr, on_line))
+                await process.wait_closed()
+        except TimeoutError:
+            raise
         except (OSError, asyncssh.Error) as error:
             raise TransportError(self._lost(str(error))) from error
         if process.exit_status is None or process.exit_status < 0:
             raise TransportError(self._lost("the command was cut off"))
         return Finished(process.exit_status, stdout.decode(errors="replace"), stderr)
+
+    async def _shut_down(self) -> None:
+        if self._stack is not None:
+            with contextlib.suppress(OSError, asyncssh.Error):
+                await self._stack.aclose()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
 
     def _lost(self, why: str) -> str:
         return (
@@ -183,6 +192,8 @@ def _why(where: str, error: OSError | asyncssh.Error) -> str:
 async def _lines(stream: asyncssh.SSHReader[bytes], on_line: Callable[[str], None]) -> str:
     text = []
     async for raw in stream:
+        if not raw:  # what asyncssh gives at the end of the stream
+            break
         line = raw.decode(errors="replace").rstrip("\n")
         text.append(line)
         on_line(line)

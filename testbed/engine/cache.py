@@ -6,10 +6,15 @@ import fcntl
 import hashlib
 import os
 import shutil
-from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from testbed.engine.progress import note
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CACHE_VARIABLE = "GPU_TOPOLOGY_CACHE"
@@ -78,7 +83,7 @@ class Cache:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                print("another set-up is using this cache: waiting for it to end", flush=True)  # noqa: T201
+                note("another set-up is using this cache: waiting for it to end")
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 waited = True
             yield waited

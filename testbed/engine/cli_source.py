@@ -11,7 +11,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from testbed.engine.cache import Cache, building, digest, is_built
-from testbed.engine.progress import SetupError, Step, run, step
+from testbed.engine.progress import SetupError, Step, note, run, step
 from testbed.engine.versions import MINIMUM, PINNED, Version, parse_version, show_version, version_of
 
 MODULE = Path(__file__).with_name("pulumi_cli")  # go.mod and go.sum: the versions and checksums of what is built
@@ -85,11 +85,11 @@ def usable_on_path(search: str | None) -> Cli | None:
         return None
     cli = cli_on_path(search)
     if cli is None:
-        print(f"  {path} is {show_version(version_of(path))}, {show_version(MINIMUM)} is needed: left aside", flush=True)  # noqa: T201
+        note(f"  {path} is {show_version(version_of(path))}, {show_version(MINIMUM)} is needed: left aside")
         return None
     for name in (LANGUAGE, DYNAMIC):
         if on_path(name, search) is None and cli.beside(name) is None:
-            print(f"  {path} has no {name} beside it or on PATH: left aside", flush=True)  # noqa: T201
+            note(f"  {path} has no {name} beside it or on PATH: left aside")
             return None
     return cli
 
@@ -140,7 +140,7 @@ def _install(cache: Cache, current: Step) -> Cli | None:
             installer.unlink()
     except SetupError as failure:
         # The script answered, its release download did not: an allow-list that names the one host only.
-        print(f"  the official installer did not finish, trying Go modules\n{failure}", flush=True)  # noqa: T201
+        note(f"  the official installer did not finish, trying Go modules\n{failure}")
         return None
     return cached_cli(cache)
 
@@ -169,12 +169,14 @@ def _build(cache: Cache, current: Step) -> Cli:
     folder = built_cli(cache).parent
     key = digest(MODULE / "go.mod", MODULE / "go.sum")
     if not is_built(folder, key):
+        current.say(f"building it with {go}, a few minutes the first time")
         with building(folder, key) as partial:
             run(_build_command(go, partial / "pulumi"), current, env=go_environment(cache), cwd=MODULE)
             for name, inside in SCRIPTS.items():
                 script = partial / name
                 script.write_bytes((_sdk_folder(go, cache) / inside).read_bytes())
                 script.chmod(0o755)
+        shutil.rmtree(cache.go, ignore_errors=True)  # 3 GB that only another version's build would read again
     cli = cached_cli(cache)
     if cli is None:
         raise SetupError(f"{built_cli(cache)} was built but does not run: remove {folder} and try again")
@@ -189,7 +191,7 @@ def _build_command(go: Path, output: Path) -> list[str | Path]:
 
 def _sdk_folder(go: Path, cache: Cache) -> Path:
     """The SDK's module in the module cache, which the build has just filled."""
-    command = [go, "list", "-m", "-f", "{{.Dir}}", SDK]
+    command = [str(go), "list", "-m", "-f", "{{.Dir}}", SDK]
     answer = subprocess.run(command, capture_output=True, text=True, check=True, env=go_environment(cache), cwd=MODULE)
     return Path(answer.stdout.strip())
 

@@ -5,18 +5,24 @@ from __future__ import annotations
 import os
 import shlex
 from dataclasses import dataclass, replace
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from testbed.engine.cache import Cache, find_cache, link, write_atomically
 from testbed.engine.cli_source import DYNAMIC, LANGUAGE, Source, cli_on_path
 from testbed.engine.pieces import COMMAND, PROXMOXVE, Origin, Piece, describe
 from testbed.engine.versions import show_version
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
 ORIGINS = {Source.PATH: Origin.PATH, Source.INSTALLER: Origin.INSTALLED, Source.GO: Origin.BUILT}
 
 # Of the caller's environment, what would change an engine under test: a stale agent breaks the command provider even
 # with a key, and these name another account, backend, stack or program than the one asked for.
 STRIPPED = ("SSH_AUTH_SOCK", "SSH_AGENT_PID", "PULUMI_ACCESS_TOKEN", "PULUMI_STACK", "PULUMI_CONFIG_PASSPHRASE_FILE")
+
+
+TESTBED_PASSPHRASE = "testbed"  # noqa: S105 - of stacks whose secrets are the simulator's
 
 
 @dataclass(frozen=True)
@@ -74,7 +80,7 @@ def locate(cache: Cache | None = None) -> Engine:
 
 
 def engine_environment(
-    cache: Cache, *, home: Path, backend: Path, passphrase: str = "testbed", base: dict[str, str] | None = None
+    cache: Cache, *, home: Path, backend: Path, passphrase: str = TESTBED_PASSPHRASE, base: dict[str, str] | None = None
 ) -> dict[str, str]:
     """The environment for one `pulumi` with a home and a state of its own.
 
@@ -115,7 +121,7 @@ def write_env_file(cache: Cache) -> None:
     """
     backend = cache.clone / "state"
     backend.mkdir(parents=True, exist_ok=True)
-    settings = pulumi_settings(cache, home=cache.pulumi_home, backend=backend, passphrase="testbed")  # noqa: S106 - the simulator's
+    settings = pulumi_settings(cache, home=cache.pulumi_home, backend=backend, passphrase=TESTBED_PASSPHRASE)
     lines = ["# Written by `make setup`. In a shell: source .cache/env"]
     for name, value in settings.items():
         kept = name in {"PULUMI_BACKEND_URL", "PULUMI_CONFIG_PASSPHRASE"}

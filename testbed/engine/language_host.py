@@ -5,6 +5,7 @@ the official one. The engine starts a host for every operation, so nothing is im
 Arguments: the path of that script, then what the engine passes.
 """
 
+# ruff: noqa: ARG002, N802 - the service's definition names the methods and their arguments
 from __future__ import annotations
 
 import importlib.util
@@ -15,17 +16,17 @@ import subprocess
 import sys
 import threading
 import types
-from collections.abc import Iterator, Mapping
 from concurrent import futures
 from pathlib import Path
 from queue import SimpleQueue
 from typing import IO, TYPE_CHECKING, Any
 
-import grpc
+import grpc  # type: ignore[import-untyped]
+from google.protobuf import empty_pb2  # type: ignore[import-untyped]
 
 
 def _skip_package_code(*names: str) -> None:
-    """Make packages importable without running their `__init__`: Pulumi's imports the whole SDK, 0.3 s per operation."""
+    """Make packages importable without running their `__init__`: Pulumi's imports the whole SDK, about 0.3 s."""
     for name in names:
         spec = importlib.util.find_spec(name)
         if spec is None or spec.submodule_search_locations is None:
@@ -41,6 +42,9 @@ if not TYPE_CHECKING:
 
 from pulumi.runtime.proto import language_pb2 as language  # noqa: E402
 from pulumi.runtime.proto import language_pb2_grpc, plugin_pb2  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
 
 ALREADY_SHOWN = 32  # the script's exit code once the program's error has been shown: nothing is to be added
 MESSAGE_LIMIT = 400 * 1024 * 1024  # the engine's own limit
@@ -113,13 +117,16 @@ class LanguageHost(language_pb2_grpc.LanguageRuntimeServicer):
     def About(self, request: Any, context: grpc.ServicerContext) -> Any:
         """Name the interpreter and its version."""
         python, _ = interpreter(request.info, context)
-        version = subprocess.run(
-            [python, "-c", "import platform; print(platform.python_version())"],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        return language.AboutResponse(executable=python, version=version.stdout.strip())
+        version = _ask(python, "import platform; print(platform.python_version())")
+        return language.AboutResponse(executable=python, version=version)
+
+    def GetProgramDependencies(self, request: Any, context: grpc.ServicerContext) -> Any:
+        """List the packages that the program's interpreter has."""
+        python, _ = interpreter(request.info, context)
+        listing = "from importlib.metadata import distributions as d\nfor p in d(): print(p.name, p.version)"
+        found = sorted({tuple(line.split()) for line in _ask(python, listing).splitlines()})
+        named = [language.DependencyInfo(name=name, version=version) for name, version in found]
+        return language.GetProgramDependenciesResponse(dependencies=named)
 
     def Run(self, request: Any, context: grpc.ServicerContext) -> Any:
         """Run a program to its end, its output going where this host's goes."""
@@ -162,13 +169,15 @@ class LanguageHost(language_pb2_grpc.LanguageRuntimeServicer):
         )
         context.add_callback(child.terminate)
         for name, data in _output(child):
-            yield language.RunPluginResponse(**{name: data})
+            yield (
+                language.RunPluginResponse(stdout=data) if name == "stdout" else language.RunPluginResponse(stderr=data)
+            )
         yield language.RunPluginResponse(exitcode=self.children.wait(child))
 
     def Cancel(self, request: Any, context: grpc.ServicerContext) -> Any:
         """End what runs."""
         self.children.end()
-        return plugin_pb2.google_dot_protobuf_dot_empty__pb2.Empty()
+        return empty_pb2.Empty()
 
 
 def interpreter(
@@ -192,7 +201,11 @@ def interpreter(
     return str(python), environment
 
 
-def _output(child: subprocess.Popen[bytes]) -> Iterator[tuple[str, bytes]]:
+def _ask(python: str, code: str) -> str:
+    return subprocess.run([python, "-c", code], capture_output=True, text=True, check=False).stdout.strip()
+
+
+def _output(child: subprocess.Popen[bytes]) -> Iterator[Any]:
     """What a child writes, as it writes it, until both its streams end."""
     chunks: SimpleQueue[tuple[str, bytes]] = SimpleQueue()
 
@@ -204,13 +217,15 @@ def _output(child: subprocess.Popen[bytes]) -> Iterator[tuple[str, bytes]]:
     streams = {"stdout": child.stdout, "stderr": child.stderr}
     for name, stream in streams.items():
         threading.Thread(target=read, args=(name, stream), daemon=True).start()
-    open_streams = len(streams)
-    while open_streams:
+    ended = 0
+    while ended < len(streams):
         name, data = chunks.get()
-        if data:
-            yield name, data
+        if not data:
+            ended += 1
+        elif name == "stdout":
+            yield language.RunPluginResponse(stdout=data)
         else:
-            open_streams -= 1
+            yield language.RunPluginResponse(stderr=data)
 
 
 def main() -> None:

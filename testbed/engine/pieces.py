@@ -1,4 +1,4 @@
-"""The engine's other programs: which of them PATH has, which an official engine brings, and the wrappers for the rest."""
+"""The engine's other programs: those that PATH has, those that an official engine brings, wrappers for the rest."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def _download(cache: Cache, cli: Cli, name: str) -> Path | None:
     if not cli.official:
         return None
     with step(f"plugin {plugin.name}") as current:
-        command = [cli.path, "plugin", "install", "resource", plugin.name, plugin.version]
+        command = [str(cli.path), "plugin", "install", "resource", plugin.name, plugin.version]
         command += ["--server", plugin.server] if plugin.server else []
         environment = {**os.environ, "PULUMI_HOME": str(cache.pulumi_home), "PULUMI_SKIP_UPDATE_CHECK": "1"}
         try:

@@ -9,9 +9,12 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
 
 SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 PLAIN_INTERVAL = 10.0  # seconds between signs of life where there is no terminal to redraw
@@ -19,6 +22,11 @@ PLAIN_INTERVAL = 10.0  # seconds between signs of life where there is no termina
 
 class SetupError(Exception):
     """A set-up that cannot go on: the message says what was wrong and what to do."""
+
+
+def note(text: str) -> None:
+    """Tell the person something, at once."""
+    print(text, flush=True)  # noqa: T201 - a command line's voice
 
 
 class Step:
@@ -55,10 +63,10 @@ def step(name: str) -> Iterator[Step]:
         yield current
     except BaseException:
         _end(watcher, finished)
-        print(f"✗ {name}  {current.elapsed:.1f} s", flush=True)  # noqa: T201
+        note(f"✗ {name}  {current.elapsed:.1f} s")
         raise
     _end(watcher, finished)
-    print(f"✓ {name}  {current.elapsed:.1f} s  {current.outcome}".rstrip(), flush=True)  # noqa: T201
+    note(f"✓ {name}  {current.elapsed:.1f} s  {current.outcome}".rstrip())
 
 
 def _end(watcher: threading.Thread, finished: threading.Event) -> None:
@@ -78,7 +86,7 @@ def _redraw(current: Step, finished: threading.Event) -> None:
 
 def _repeat(current: Step, finished: threading.Event) -> None:
     while not finished.wait(PLAIN_INTERVAL):
-        print(f"… {current.status(160)}", flush=True)  # noqa: T201
+        note(f"… {current.status(160)}")
 
 
 def run(

@@ -9,7 +9,7 @@ from testbed.engine.cache import Cache, find_cache
 from testbed.engine.cli_source import ensure_cli
 from testbed.engine.environment import locate, write_env_file
 from testbed.engine.pieces import ensure_pieces
-from testbed.engine.progress import SetupError
+from testbed.engine.progress import SetupError, note
 from testbed.engine.venv import ensure_venv
 
 
@@ -20,7 +20,7 @@ def own_path(cache: Cache) -> str:
 
 
 def set_up(cache: Cache) -> None:
-    """Bring the cache up to date: packages, engine, plugins, wrappers, env file. Each is left alone when it is there."""
+    """Bring the cache up to date: packages, engine, plugins, wrappers, env file; what is there is left alone."""
     search = own_path(cache)
     with cache.locked():
         ensure_venv(cache)
@@ -35,14 +35,14 @@ def main() -> int:
     try:
         set_up(cache)
     except SetupError as error:
-        print(f"set-up failed: {error}", file=sys.stderr)  # noqa: T201
+        sys.stderr.write(f"set-up failed: {error}\n")
         return 1
     except KeyboardInterrupt:
-        print("set-up interrupted: run it again to go on", file=sys.stderr)  # noqa: T201
+        sys.stderr.write("set-up interrupted: run it again to go on\n")
         return 130
     engine = locate(cache)
     for piece in engine.pieces:
-        print(f"  {piece.name:<30} {piece.version:<9} {piece.origin}")  # noqa: T201
+        note(f"  {piece.name:<30} {piece.version:<9} {piece.origin}")
     return 0
 
 

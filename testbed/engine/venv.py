@@ -18,14 +18,20 @@ def venv_key(cache: Cache) -> str:
     )
 
 
+def is_current(cache: Cache) -> bool:
+    """Whether the environment there is finished and was built from the present lock."""
+    return is_built(cache.venv, venv_key(cache)) and cache.python.exists()
+
+
 def ensure_venv(cache: Cache) -> None:
     """Build the virtual environment unless the one there was built from the same lock.
 
     It is built in place, since a virtual environment cannot be moved; the stamp, written last, tells a finished one.
     """
-    key = venv_key(cache)
     with step("Python packages") as current:
-        if is_built(cache.venv, key) and cache.python.exists():
+        if cache.venv.is_symlink():  # left by a set-up of this clone with another cache
+            cache.venv.unlink()
+        if is_current(cache):
             current.outcome = "already there"
             return
         shutil.rmtree(cache.venv, ignore_errors=True)
@@ -33,7 +39,7 @@ def ensure_venv(cache: Cache) -> None:
         repository = cache.repository
         run([*pip, "install", "--require-hashes", "-r", repository / "requirements.lock"], current)
         run([*pip, "install", "--no-deps", "--no-build-isolation", "-e", repository], current)
-        mark_built(cache.venv, key)
+        mark_built(cache.venv, venv_key(cache))
         current.outcome = f"installed from requirements.lock for Python {sys.version.split()[0]}"
 
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 import subprocess
-from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 # `replace_with` came with 3.207. An older engine drops the option without a word, and a service would keep running on
 # devices that its pool has lost.

@@ -1,0 +1,42 @@
+# Everything runs from one cache folder: $GPU_TOPOLOGY_CACHE, else .cache here. `make help` lists the targets.
+
+PYTHON ?= python3
+BIN := .cache/venv/bin
+CHECKED := $(wildcard __main__.py) benchmarks cli components host policies testbed tests topology
+
+.DEFAULT_GOAL := help
+.PHONY: help setup doctor demo test simulator lint format schema clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 12
+
+setup: ## get the engine, the plugins and the Python packages ready (minutes the first time, a moment after that)
+	@$(PYTHON) -m testbed.engine.setup
+
+doctor: ## show which engine and plugins are used, and what is missing
+	@$(PYTHON) -m testbed.engine.doctor
+
+demo: setup ## split kpro6's GPUs, merge them and split them again, on the simulated hypervisor
+	@$(BIN)/python -m testbed.demo
+
+test: setup ## run all tests, the engine's included
+	@$(BIN)/python -m pytest -n 2
+
+simulator: setup ## start the simulated hypervisor and say how to reach it
+	@$(BIN)/python -m testbed.simulator
+
+lint: setup ## check style and types
+	@$(BIN)/ruff check $(CHECKED)
+	@$(BIN)/ruff format --check $(CHECKED)
+	@$(BIN)/mypy $(CHECKED)
+
+format: setup ## format the code and mend what can be mended safely
+	@$(BIN)/ruff check --fix $(CHECKED)
+	@$(BIN)/ruff format $(CHECKED)
+
+schema: setup ## write the JSON Schema of the stack file into schema/
+	@$(BIN)/python -m topology.schema
+
+clean: ## remove the clone's cache and what the tools left behind
+	@rm -rf .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

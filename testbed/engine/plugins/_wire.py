@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from google.protobuf.struct_pb2 import Struct  # type: ignore[import-untyped]
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 Value: TypeAlias = "bool | int | float | str | list[Value] | dict[str, Value] | None"
 Props: TypeAlias = dict[str, Value]
@@ -53,11 +53,10 @@ def _decode(value: Any) -> Value:
     return bool(value.bool_value) if kind == "bool_value" else None
 
 
-def encode(props: Props) -> Struct:
+def encode(props: Mapping[str, Any]) -> Struct:
     """The properties as a protobuf struct."""
     struct = Struct()
-    fields: dict[str, Any] = props
-    struct.update(fields)
+    struct.update(props)
     return struct
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 from dataclasses import dataclass
@@ -80,17 +81,17 @@ async def dial(endpoint: Endpoint, status: Status) -> asyncssh.SSHClientConnecti
     As in the real plugin, unusable credentials fail at once, while a refused handshake (wrong host key, wrong
     password) is dialled again like a closed port.
     """
-    if endpoint.proxy is None:
-        attempt = await _prepare(endpoint)
-        return await _retry("Dial", endpoint.dial_error_limit, status, lambda: attempt(None))
-    try:
-        attempt = await _prepare(endpoint)
-        proxy_attempt = await _prepare(endpoint.proxy)
-        limit = endpoint.proxy.dial_error_limit
-        proxy = await _retry("Dial proxy", limit, status, lambda: proxy_attempt(None))
-        return await _retry("Dial from proxy", endpoint.dial_error_limit, status, lambda: attempt(proxy))
-    except ProviderError as error:
-        raise ProviderError(f"proxy: {error}") from error
+    async with contextlib.AsyncExitStack() as agents:
+        attempt = await _prepare(endpoint, agents)
+        if endpoint.proxy is None:
+            return await _retry("Dial", endpoint.dial_error_limit, status, lambda: attempt(None))
+        try:
+            proxy_attempt = await _prepare(endpoint.proxy, agents)
+            limit = endpoint.proxy.dial_error_limit
+            proxy = await _retry("Dial proxy", limit, status, lambda: proxy_attempt(None))
+            return await _retry("Dial from proxy", endpoint.dial_error_limit, status, lambda: attempt(proxy))
+        except ProviderError as error:
+            raise ProviderError(f"proxy: {error}") from error
 
 
 async def _retry(what: str, limit: int, status: Status, attempt: Callable[[], Awaitable[_T]]) -> _T:
@@ -106,11 +107,11 @@ async def _retry(what: str, limit: int, status: Status, attempt: Callable[[], Aw
 
 
 async def _prepare(
-    endpoint: Endpoint,
+    endpoint: Endpoint, agents: contextlib.AsyncExitStack
 ) -> Callable[[asyncssh.SSHClientConnection | None], Awaitable[asyncssh.SSHClientConnection]]:
     """One dial with everything that can fail without a network already done; its argument is the tunnel."""
     host_keys = _host_keys(endpoint.host_key)
-    client_keys = await _client_keys(endpoint)
+    client_keys = await _client_keys(endpoint, agents)
 
     async def attempt(tunnel: asyncssh.SSHClientConnection | None) -> asyncssh.SSHClientConnection:
         sock = None if tunnel is not None else await _tcp(endpoint)
@@ -167,26 +168,24 @@ def _host_keys(line: str | None) -> list[asyncssh.SSHKey]:
     try:
         return [asyncssh.import_public_key(line.strip())]
     except asyncssh.KeyImportError as error:
-        raise ProviderError("failed to parse host key: ssh: no key found") from error
+        raise ProviderError(f"ssh: cannot use the host key: {error}") from error
 
 
-async def _client_keys(endpoint: Endpoint) -> Sequence[asyncssh.SSHKey | asyncssh.SSHKeyPair]:
+async def _client_keys(
+    endpoint: Endpoint, agents: contextlib.AsyncExitStack
+) -> Sequence[asyncssh.SSHKey | asyncssh.SSHKeyPair]:
     """The keys to offer; an agent is reached even when a private key then goes before it."""
     own: list[asyncssh.SSHKey] = []
     if endpoint.private_key is not None:
         try:
             own = [asyncssh.import_private_key(endpoint.private_key, endpoint.private_key_password)]
-        except asyncssh.KeyEncryptionError as error:
-            raise ProviderError("x509: decryption password incorrect") from error
-        except asyncssh.KeyImportError as error:
-            needed = endpoint.private_key_password is None and "passphrase" in str(error).lower()
-            reason = "this private key is passphrase protected" if needed else "no key found"
-            raise ProviderError(f"ssh: {reason}") from error
+        except (asyncssh.KeyImportError, asyncssh.KeyEncryptionError) as error:
+            raise ProviderError(f"ssh: cannot use the private key: {error}") from error
     path = endpoint.agent_socket or os.environ.get("SSH_AUTH_SOCK")
     if not path:
         return own
     try:
-        agent = await asyncssh.connect_agent(path)
+        agent = await agents.enter_async_context(await asyncssh.connect_agent(path))
     except OSError as error:
         raise ProviderError(f"dial unix {path}: connect: {_reason(error)}") from error
     return own or await agent.get_keys()

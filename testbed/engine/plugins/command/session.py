@@ -66,6 +66,10 @@ class _Session(asyncssh.SSHClientSession[bytes]):
     def data_received(self, data: bytes, datatype: int | None) -> None:
         self._output.add(data, is_stderr=datatype == asyncssh.EXTENDED_DATA_STDERR)
 
+    def eof_received(self) -> bool:
+        """Keep the channel, since the exit status may come after the end of the output."""
+        return True
+
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncssh's signature
         if not self.ended.done():
             self.ended.set_result(None)

@@ -18,7 +18,7 @@ VmId = Annotated[int, Field(ge=100, le=999_999_999, description="Proxmox VMID; `
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,62}$")]
 MappingName = Annotated[str, Field(pattern=r"^[a-zA-Z][a-zA-Z0-9_-]+$")]
 Port = Annotated[int, Field(ge=1, le=65535)]
-ArgumentValue = str | int | float | bool
+ArgumentValue = str | int | float | bool | tuple[str | int | float, ...]
 EnvironmentName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
 _MAX_HOSTPCI = 16
@@ -177,7 +177,9 @@ class Model(_Strict):
     @model_validator(mode="after")
     def _shape_is_known(self) -> Self:
         if (self.preset is None) == (self.config is None):
-            raise ValueError("exactly one of preset and config says the model's shape: `gpu-topology presets` lists the presets")
+            raise ValueError(
+                "exactly one of preset and config says the model's shape: `gpu-topology presets` lists the presets"
+            )
         if self.config is not None and self.weights_gb is None:
             raise ValueError(
                 "weightsGb is required with config: write how large the weights are (`du -sB 1000M` of their folder)",
@@ -206,7 +208,9 @@ class Service(_Strict):
     port: Port = 30000
     address: str = Field(default="0.0.0.0", description="what --host gets")  # noqa: S104  SGLang's own choice of bind
     parallelism: Parallelism = Parallelism()
-    arguments: dict[str, ArgumentValue] = Field(default={}, description="SGLang flags without --; true for a bare flag")
+    arguments: dict[str, ArgumentValue] = Field(
+        default={}, description="SGLang flags without --; true for a bare flag, a list for several values"
+    )
     environment: dict[EnvironmentName, str] = {}
     environment_files: tuple[str, ...] = ()
     enabled: bool = Field(default=True, description="started with its container")

@@ -30,7 +30,9 @@ _SIMPLE_ESCAPES = {
     "'": "'",
 }
 _CODED_ESCAPE = re.compile(r"x([0-9a-fA-F]{2})|([0-7]{3})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})")
-_VARIABLE = re.compile(r"\$\$|\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+"""A variable in a command's word; group 1 is its name."""
+_DOLLAR = re.compile(rf"\$\$|{VARIABLE.pattern}")
 _WHOLE_VARIABLE = re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)")
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 _PLAIN_WORD = re.compile(r"[A-Za-z0-9_@+=:,./-]+")
@@ -212,11 +214,14 @@ def _command(value: str, environment: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _substitute(word: str, environment: Mapping[str, str]) -> tuple[str, ...]:
-    """`$NAME` as a whole word becomes the value's words, none if unset; `${NAME}` stays within its word."""
+    """`$NAME` as a whole word becomes the value's words, `${NAME}` stays within its word.
+
+    A variable that is not known here stays as written: its value may be a secret, which facts do not hold.
+    """
     whole = _WHOLE_VARIABLE.fullmatch(word)
-    if whole:
-        return tuple(environment.get(whole[1], "").split())
-    return (_VARIABLE.sub(lambda m: environment.get(m[1], "") if m[1] else "$", word),)
+    if whole and whole[1] in environment:
+        return tuple(environment[whole[1]].split())
+    return (_DOLLAR.sub(lambda m: environment.get(m[1], m[0]) if m[1] else "$", word),)
 
 
 def quote_word(word: str, *, command: bool = False) -> str:

@@ -1,11 +1,13 @@
 """What a translated IOMMU demands of a service's NCCL settings, and what the service's process really gets.
 
-Under a translated IOMMU the GPUs' direct writes to each other (P2P) are lost or corrupted, and NCCL waits for ever: full
-utilisation, no token (NVIDIA/nccl#1999, local-inference-lab/rtx6kpro#15). Through host memory all is well.
+Under a translated IOMMU the GPUs' direct writes to each other (P2P) are lost or corrupted, and NCCL waits for ever:
+full utilisation, no token (NVIDIA/nccl#1999, local-inference-lab/rtx6kpro#15). Through host memory all is well.
 """
 
 from __future__ import annotations
 
+from itertools import takewhile
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from topology.unit import parse_unit
@@ -66,13 +68,21 @@ def required_environment(*, translated_iommu: bool | None, gpus: int) -> dict[st
 def effective_environment(found: ServiceFacts | None, text: str) -> dict[str, str]:
     """What a process started from the unit `text` gets on the host as found.
 
-    systemd's order: `Environment=` of the unit and its drop-ins, then environment files; NCCL reads /etc/nccl.conf
-    itself and lets the environment win.
+    systemd's order: `Environment=` of the unit and its drop-ins, then environment files; a command that starts with
+    `env NAME=VALUE` sets more; NCCL reads /etc/nccl.conf itself and lets the environment win.
     """
-    if found is None:
-        return parse_unit(text).environment
-    unit = parse_unit(text, found.drop_ins)
-    return {**found.nccl_conf, **unit.process_environment(found.environment_files)}
+    unit = parse_unit(text, found.drop_ins if found else {})
+    files = found.environment_files if found else {}
+    commands = unit.commands(files)
+    prefixed = _env_prefix(commands[-1]) if commands else {}
+    return {**(found.nccl_conf if found else {}), **unit.process_environment(files), **prefixed}
+
+
+def _env_prefix(command: tuple[str, ...]) -> dict[str, str]:
+    if PurePosixPath(command[0] if command else "").name != "env":
+        return {}
+    pairs = (word.partition("=") for word in takewhile(lambda word: "=" in word, command[1:]))
+    return {name: value for name, _, value in pairs}
 
 
 def too_small(environment: Mapping[str, str]) -> dict[str, str]:

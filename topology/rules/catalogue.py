@@ -1,0 +1,335 @@
+"""Every rule by name: what it demands, how much it weighs, where it can be judged.
+
+A rule has one level. What is refused for one reason and only warned of for another is two rules, so that each can be
+made stricter or laxer by name in a policy configuration.
+"""
+
+from __future__ import annotations
+
+from topology.problem import Level, Problem
+from topology.rules.rule import Rule, Scope, Weight
+
+_S = Scope
+_DEVICES = "change the pools' device lists in the stack file"
+
+_RULES = (
+    # Ownership
+    Rule(
+        "one-device-one-owner",
+        "a GPU, with all functions of its slot, belongs to exactly one pool",
+        _DEVICES,
+        (_S.STACK, _S.CONFIG, _S.BINDING, _S.POOL, _S.MAPPING),
+        Weight.CRITICAL,
+    ),
+    Rule(
+        "one-pool-one-owner",
+        "a pool belongs to one container, one VM or the host itself",
+        "split the pool's devices into one pool per owner",
+        (_S.POOL, _S.CONFIG),
+        Weight.CRITICAL,
+    ),
+    Rule("pool-exists", "containers, VMs and services name a pool of the stack file", "correct the name", (_S.CONFIG,)),
+    Rule(
+        "same-devices",
+        "whoever uses a pool uses exactly its devices",
+        "let the plan make the parts; don't edit one alone",
+        (_S.STACK, _S.CONTAINER),
+        Weight.CRITICAL,
+    ),
+    Rule(
+        "pool-has-devices",
+        "whatever holds GPUs holds at least one",
+        "list the devices, or remove the entry",
+        (_S.POOL, _S.BINDING, _S.MAPPING, _S.CONTAINER, _S.VM),
+    ),
+    Rule(
+        "driver-known",
+        "a pool's driver is nvidia or vfio-pci",
+        "set the pool's driver",
+        (_S.POOL, _S.BINDING),
+    ),
+    Rule(
+        "container-on-nvidia",
+        "a container's GPUs are on the nvidia driver, which makes the device nodes it is given",
+        "set driver: nvidia on the pool, or give the pool to a VM",
+        (_S.POOL, _S.CONTAINER, _S.CONFIG),
+        Weight.CRITICAL,
+    ),
+    Rule(
+        "vm-on-vfio",
+        "a VM's GPUs are on vfio-pci, which hands the whole device to it",
+        "set driver: vfio-pci on the pool, or give the pool to a container",
+        (_S.POOL, _S.VM, _S.CONFIG),
+        Weight.CRITICAL,
+    ),
+    Rule(
+        "service-on-nvidia",
+        "a service runs on GPUs of the nvidia driver",
+        "let the service use a pool with driver: nvidia",
+        (_S.POOL, _S.SERVICE, _S.CONFIG),
+        Weight.CRITICAL,
+    ),
+    Rule(
+        "service-in-its-container",
+        "a service runs where its pool's GPUs are",
+        "let the service and its container name the same pool",
+        (_S.CONFIG,),
+    ),
+    Rule(
+        "names-unique",
+        "units, ports, mappings and local copies are not shared by accident",
+        "give each its own",
+        (_S.CONFIG,),
+    ),
+    Rule(
+        "proxmox-endpoint",
+        "PCI mappings are made through Proxmox's API",
+        "fill in proxmox.endpoint",
+        (_S.CONFIG,),
+    ),
+    # Where the devices sit
+    Rule(
+        "numa-node",
+        "a pool does not span NUMA nodes unless it says so, and a node is known",
+        "move the device to a pool of its node, or say spanNumaNodes: true",
+        (_S.POOL, _S.FACTS),
+    ),
+    Rule(
+        "iommu-group",
+        "devices that share an IOMMU group go to a VM together or not at all",
+        "put the whole group into one pool",
+        (_S.POOL, _S.STACK, _S.FACTS),
+        Weight.CRITICAL,
+    ),
+    Rule(
+        "iommu-group-mixed",
+        "a container's GPU shares its IOMMU group with nothing, else it cannot later go to a VM alone",
+        "mind it before the pool's driver becomes vfio-pci",
+        (_S.FACTS,),
+        Weight.LOW,
+        Level.WARN,
+    ),
+    # VMs
+    Rule(
+        "hostpci-count",
+        "a VM has at most 16 hostpci entries",
+        "give the VM a smaller pool",
+        (_S.VM, _S.MAPPING, _S.CONFIG),
+    ),
+    Rule(
+        "snp-needs-translated-iommu",
+        "SEV-SNP needs an IOMMU that translates",
+        "remove iommu=pt, iommu=off and amd_iommu=off or pgtbl_v2 from the kernel's command line and reboot",
+        (_S.VM,),
+        Weight.CRITICAL,
+    ),
+    Rule(
+        "snp-host",
+        "a SEV-SNP VM needs a host with SEV-SNP on",
+        "turn on SMEE, SEV-SNP and the IOMMU in the BIOS, and kvm_amd.sev=1",
+        (_S.VM,),
+        Weight.CRITICAL,
+    ),
+    Rule(
+        "mmio-window",
+        "a VM's 64-bit MMIO window and address width hold its GPUs' BARs",
+        "use CPU type host, or set phys-bits, or X-PciMmio64Mb",
+        (_S.VM,),
+    ),
+    Rule(
+        "mmio-window-unsure",
+        "a VM's address width holds its GPUs' BARs with older firmware too",
+        "use CPU type host, or set phys-bits higher, or X-PciMmio64Mb",
+        (_S.VM,),
+        Weight.LOW,
+        Level.WARN,
+    ),
+    Rule(
+        "gpu-confidential-computing-off",
+        "it is known that several GPUs in one VM run without GPU confidential computing",
+        "use one GPU per VM where GPU memory and PCIe traffic must be protected too",
+        (_S.VM,),
+        Weight.MEDIUM,
+        Level.WARN,
+    ),
+    # Tensor parallelism
+    Rule(
+        "tp-whole",
+        "TP = GPUs / (pipeline x data) is a whole number",
+        "change the pool's size or the service's parallelism",
+        (_S.SERVICE, _S.CONFIG),
+    ),
+    Rule(
+        "tp-equals-pool",
+        "TP equals the pool's size over pipeline x data, in the unit's command line too",
+        "let the program write the unit",
+        (_S.SERVICE,),
+        Weight.CRITICAL,
+    ),
+    Rule(
+        "tp-divides-heads",
+        "TP divides the attention heads",
+        "choose a pool size that does",
+        (_S.SERVICE,),
+    ),
+    Rule(
+        "tp-fits-kv-heads",
+        "TP divides the KV heads or is a multiple of them",
+        "choose a pool size that does",
+        (_S.SERVICE,),
+    ),
+    Rule(
+        "tp-divides-linear-heads",
+        "TP divides the linear-attention heads",
+        "choose a pool size that does",
+        (_S.SERVICE,),
+    ),
+    Rule(
+        "tp-divides-vision-heads",
+        "TP divides the vision heads",
+        "choose a pool size that does, or set mm-enable-dp-encoder",
+        (_S.SERVICE,),
+    ),
+    Rule(
+        "tp-fills-expert-blocks",
+        "an expert's share per GPU is whole quantisation blocks, where the format's kernels do not pad",
+        "choose a smaller TP, or expert parallelism",
+        (_S.SERVICE,),
+    ),
+    Rule(
+        "tp-pads-expert-blocks",
+        "an expert's share per GPU is whole quantisation blocks, else the kernels must pad",
+        "choose a smaller TP, or try it: newer kernels pad",
+        (_S.SERVICE,),
+        Weight.LOW,
+        Level.WARN,
+    ),
+    Rule(
+        "expert-parallel-divides-tp",
+        "expert parallelism divides TP",
+        "change the ep argument",
+        (_S.SERVICE,),
+    ),
+    Rule(
+        "dp-attention",
+        "SGLang's DP attention is not combined with parallelism.data, which it counts differently",
+        "remove enable-dp-attention, or set parallelism.data to 1",
+        (_S.SERVICE,),
+    ),
+    # Memory
+    Rule(
+        "model-fits",
+        "weights, KV cache for the asked context and recurrent state fit the GPU's memory with a margin",
+        "use more GPUs, a shorter context or a smaller KV cache type",
+        (_S.SERVICE,),
+    ),
+    Rule(
+        "memory-margin",
+        "room is left for activations, CUDA graphs and NCCL",
+        "lower mem-fraction-static",
+        (_S.SERVICE,),
+        Weight.MEDIUM,
+        Level.WARN,
+    ),
+    Rule(
+        "memory-shared",
+        "services on one pool divide its memory",
+        "lower their mem-fraction-static, or give each its own pool",
+        (_S.STACK,),
+    ),
+    Rule("argument-number", "arguments that are figures are figures", "write a number", (_S.SERVICE,)),
+    # NCCL
+    Rule(
+        "p2p-disabled",
+        "under a translated IOMMU every service on several GPUs has NCCL_P2P_DISABLE=1",
+        "set NCCL_P2P_DISABLE to 1, and look into drop-ins, environment files and /etc/nccl.conf",
+        (_S.SERVICE, _S.VM),
+        Weight.CRITICAL,
+    ),
+    Rule(
+        "p2p-not-asked-for",
+        "under a translated IOMMU nothing asks for P2P: no NCCL_P2P_LEVEL, no ForceP2P",
+        "remove the setting",
+        (_S.SERVICE, _S.VM),
+        Weight.CRITICAL,
+    ),
+    Rule(
+        "p2p-all-reduce-off",
+        "under a translated IOMMU no all-reduce goes around NCCL",
+        "remove the flag; with TP 2 set disable-custom-all-reduce",
+        (_S.SERVICE, _S.VM),
+        Weight.CRITICAL,
+    ),
+    Rule(
+        "p2p-companions",
+        "without P2P, NCCL gets channels and buffers enough for traffic through host memory",
+        "set NCCL_MIN_NCHANNELS, NCCL_MAX_NCHANNELS, NCCL_BUFFSIZE and CUDA_DEVICE_MAX_CONNECTIONS",
+        (_S.SERVICE, _S.VM),
+        Weight.MEDIUM,
+        Level.WARN,
+    ),
+    Rule(
+        "p2p-unsure",
+        "it is known whether the IOMMU translates",
+        "set NCCL_P2P_DISABLE to 1 if it may",
+        (_S.SERVICE,),
+        Weight.MEDIUM,
+        Level.WARN,
+    ),
+    # Arguments
+    Rule(
+        "argument-computed",
+        "what the program computes is not among the arguments: --tp, --pp, --dp, --port, --host, --model-path",
+        "remove it; change the pool's devices or the service's own keys",
+        (_S.SERVICE, _S.CONFIG),
+    ),
+    Rule(
+        "no-secret-in-clear",
+        "no secret stands in a command line or a unit's environment",
+        "put it into a root-only file in the container, list that in environmentFiles, and refer to it as ${NAME}",
+        (_S.SERVICE, _S.CONFIG),
+        Weight.CRITICAL,
+    ),
+    Rule("preset", "a preset named is a preset shipped", "see `gpu-topology presets`", (_S.CONFIG,)),
+    # Facts
+    Rule("host-name", "the host reached is the node meant", "correct host.address or host.node", (_S.FACTS,)),
+    Rule("facts-complete", "what was not readable is no declared device", "see the message", (_S.FACTS,)),
+    Rule(
+        "facts-partial",
+        "everything on the host could be read",
+        "see the message",
+        (_S.FACTS,),
+        Weight.LOW,
+        Level.WARN,
+    ),
+    Rule("device-exists", "every declared address exists on the host", "correct the address", (_S.FACTS,)),
+    Rule("device-answers", "a declared device answers", "reset or power-cycle the host", (_S.FACTS,)),
+    Rule("device-is-gpu", "a declared device is a GPU of the declared model", "correct address or gpu", (_S.FACTS,)),
+    Rule("device-memory", "a GPU has the declared memory", "correct gpu", (_S.FACTS,)),
+    Rule("device-whole", "a GPU has no SR-IOV functions and no MIG slices", "turn them off", (_S.FACTS,)),
+    Rule("boot-vga", "a VM's GPU is not the boot console", "let another card have the console", (_S.FACTS,)),
+    Rule(
+        "boot-vga-shared",
+        "a container's GPU is not the boot console",
+        "let another card have the console",
+        (_S.FACTS,),
+        Weight.LOW,
+        Level.WARN,
+    ),
+    Rule("guest-exists", "a container or VM named exists", "correct the VMID", (_S.FACTS,)),
+    Rule(
+        "vfio-ids",
+        "no ids= option of vfio-pci takes a container's GPUs at boot",
+        "remove the option",
+        (_S.FACTS,),
+        Weight.MEDIUM,
+        Level.WARN,
+    ),
+)
+
+RULES: dict[str, Rule] = {rule.name: rule for rule in _RULES}
+
+
+def broken(rule: str, subject: str, value: str, why: str, fix: str) -> Problem:
+    """Make a problem of a rule of the catalogue, which knows its level."""
+    return Problem(rule=rule, subject=subject, value=value, why=why, fix=fix, level=RULES[rule].level)

@@ -48,7 +48,7 @@ class ConfidentialVm(pulumi.ComponentResource):
 
     def __init__(self, name: str, args: ConfidentialVmArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         vm = args.vm
-        refuse(check_vm(vm, args.host))
+        refuse(check_vm(vm))
         super().__init__("gpu-topology:index:ConfidentialVm", name, {"vm": asdict(vm), "host": asdict(args.host)}, opts)
         child = pulumi.ResourceOptions(parent=self, depends_on=list(args.after))
         self.machine = _gpus(name, vm, child) if vm.whole is None else _whole(name, vm, vm.whole, args, child)

@@ -34,7 +34,7 @@ class GpuPool(pulumi.ComponentResource):
     verified: Command
 
     def __init__(self, name: str, args: GpuPoolArgs, opts: pulumi.ResourceOptions | None = None) -> None:
-        refuse(check_pool(args.pool))
+        refuse(check_pool(args.pool, args.host))
         super().__init__(
             "gpu-topology:index:GpuPool", name, {"pool": asdict(args.pool), "host": asdict(args.host)}, opts
         )

@@ -6,7 +6,7 @@ from topology.rules.guests import check_container, check_vm
 from topology.rules.hosts import check_host
 from topology.rules.memory import service_fit
 from topology.rules.observed import check_facts
-from topology.rules.pools import check_binding, check_mapping, check_pool, check_pools
+from topology.rules.pools import check_binding, check_mapping, check_pool, check_pools, shared_devices
 from topology.rules.rule import Rule, Scope, Weight
 from topology.rules.services import check_service
 from topology.rules.whole import check_spec, refuse, shared_memory
@@ -29,5 +29,6 @@ __all__ = [
     "check_vm",
     "refuse",
     "service_fit",
+    "shared_devices",
     "shared_memory",
 ]

@@ -18,7 +18,7 @@ _RULES = (
         "one-device-one-owner",
         "a GPU, with all functions of its slot, belongs to exactly one pool",
         _DEVICES,
-        (_S.STACK, _S.CONFIG, _S.BINDING, _S.POOL, _S.MAPPING),
+        (_S.STACK, _S.CONFIG, _S.BINDING, _S.POOL, _S.MAPPING, _S.CONTAINER, _S.VM),
         Weight.CRITICAL,
     ),
     Rule(

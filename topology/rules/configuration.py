@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,7 @@ from topology.presets import model_preset, resolve_gpu
 from topology.problem import Problem, TopologyError
 from topology.rules.arguments import argument_problems
 from topology.rules.catalogue import broken
-from topology.rules.pools import hostpci_count, wrong_driver
+from topology.rules.pools import each_once, hostpci_count, shared_devices, wrong_driver
 from topology.tensor_parallel import tensor_parallel
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 def check_config(topology: Topology) -> tuple[Problem, ...]:
     """Judge a stack file by itself; no host is asked."""
     return (
-        *_one_device_one_pool(topology),
+        *_devices(topology),
         *_references(topology),
         *_owners(topology),
         *_presets(topology),
@@ -34,25 +33,11 @@ def check_config(topology: Topology) -> tuple[Problem, ...]:
     )
 
 
-def _one_device_one_pool(topology: Topology) -> Iterator[Problem]:
-    owner: dict[str, str] = {}
-    for name, pool in topology.pools.items():
-        slots = Counter(device.slot for device in pool.devices)
-        for slot, count in slots.items():
-            if count > 1:
-                why = "all functions of a card move together"
-                yield broken(
-                    "one-device-one-owner", f"pool {name}", f"has {slot} {count} times", why, "list the GPU's .0 only"
-                )
-            if slot in owner:
-                yield broken(
-                    "one-device-one-owner",
-                    f"pools {owner[slot]} and {name}",
-                    f"both have {slot}",
-                    "a GPU has one driver and one owner",
-                    "remove it from one of them",
-                )
-            owner.setdefault(slot, name)
+def _devices(topology: Topology) -> Iterator[Problem]:
+    addresses = {name: tuple(map(str, pool.devices)) for name, pool in topology.pools.items()}
+    for name, devices in addresses.items():
+        yield from each_once(f"pool {name}", devices)
+    yield from shared_devices(addresses.items())
 
 
 def _users(topology: Topology) -> Iterator[tuple[str, str]]:

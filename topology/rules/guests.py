@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from topology.rules.catalogue import broken
-from topology.rules.pools import hostpci_count, wrong_driver
+from topology.rules.pools import each_once, hostpci_count, wrong_driver
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,7 +35,7 @@ def check_container(container: ContainerSpec, pool: PoolSpec | None = None) -> t
     """Judge a container, against its pool where that is known."""
     subject = f"container {container.vmid}"
     return (
-        *_has_devices(subject, container.devices),
+        *each_once(subject, container.devices),
         *wrong_driver("container-on-nvidia", subject, f"lxc/{container.vmid}", container.driver),
         *(same_devices(subject, container.devices, pool) if pool else ()),
     )
@@ -45,7 +45,7 @@ def check_vm(vm: VmSpec) -> tuple[Problem, ...]:
     """Judge a VM: driver, number of devices, address space, and what GPU confidential computing it does not have."""
     subject = f"VM {vm.vmid}"
     return (
-        *_has_devices(subject, vm.devices),
+        *each_once(subject, vm.devices),
         *wrong_driver("vm-on-vfio", subject, f"vm/{vm.vmid}", vm.driver),
         *hostpci_count(subject, len(vm.devices)),
         *_window(subject, vm),
@@ -63,12 +63,6 @@ def same_devices(subject: str, devices: tuple[str, ...], pool: PoolSpec) -> Iter
             "it is given its pool's GPUs and no others",
             f"change the devices of pool {pool.name} in the stack file and plan again",
         )
-
-
-def _has_devices(subject: str, devices: tuple[str, ...]) -> Iterator[Problem]:
-    if not devices:
-        why = "an entry without a GPU has no meaning"
-        yield broken("pool-has-devices", subject, "has no device", why, "list its pool's devices, or remove it")
 
 
 def _confidential_computing(subject: str, vm: VmSpec) -> Iterator[Problem]:

@@ -30,7 +30,7 @@ def check_pool(pool: PoolSpec, host: HostSpec | None = None) -> tuple[Problem, .
     """Judge one pool; without `host` a NUMA node of -1 is refused, since one node or several is then unknown."""
     subject = f"pool {pool.name}"
     return (
-        *_devices(subject, pool.addresses),
+        *each_once(subject, pool.addresses),
         *_driver(subject, pool.driver),
         *_owners(subject, pool),
         *_numa(subject, pool, single_node=host is not None and host.numa_nodes == 1),
@@ -40,7 +40,23 @@ def check_pool(pool: PoolSpec, host: HostSpec | None = None) -> tuple[Problem, .
 
 def check_pools(pools: Sequence[PoolSpec]) -> tuple[Problem, ...]:
     """Judge pools together: one device, one owner, and no IOMMU group torn between a VM and another."""
-    return tuple(_shared_devices(pools)) + tuple(_torn_groups(pools))
+    return (*shared_devices((pool.name, pool.addresses) for pool in pools), *_torn_groups(pools))
+
+
+def shared_devices(pools: Iterable[tuple[str, Iterable[str]]]) -> Iterator[Problem]:
+    """Refuse a card that stands in two pools, given as name and addresses."""
+    owner: dict[str, str] = {}
+    for name, addresses in pools:
+        for device in dict.fromkeys(slot(address) for address in addresses):
+            if device in owner:
+                yield broken(
+                    "one-device-one-owner",
+                    f"pools {owner[device]} and {name}",
+                    f"both have {device}",
+                    "a GPU has one driver and one owner",
+                    "remove it from one of them",
+                )
+            owner.setdefault(device, name)
 
 
 def check_binding(binding: BindingSpec) -> tuple[Problem, ...]:
@@ -48,7 +64,7 @@ def check_binding(binding: BindingSpec) -> tuple[Problem, ...]:
     subject = f"binding of pool {binding.pool}"
     shared = sorted({slot(d) for d in binding.devices} & {slot(d) for d in binding.others})
     return (
-        *_devices(subject, binding.devices),
+        *each_once(subject, binding.devices),
         *_driver(subject, binding.driver),
         *(
             broken(
@@ -66,7 +82,7 @@ def check_binding(binding: BindingSpec) -> tuple[Problem, ...]:
 def check_mapping(mapping: MappingSpec) -> tuple[Problem, ...]:
     """Judge a PCI mapping: at least one device, each once, at most what a VM can have."""
     subject = f"PCI mapping {mapping.name}"
-    return (*_devices(subject, [e.path for e in mapping.entries]), *hostpci_count(subject, len(mapping.entries)))
+    return (*each_once(subject, [e.path for e in mapping.entries]), *hostpci_count(subject, len(mapping.entries)))
 
 
 def hostpci_count(subject: str, count: int) -> tuple[Problem, ...]:
@@ -88,14 +104,15 @@ def no_group(subject: str, address: str) -> Problem:
     )
 
 
-def _devices(subject: str, addresses: Iterable[str]) -> Iterator[Problem]:
+def each_once(subject: str, addresses: Iterable[str]) -> Iterator[Problem]:
+    """Refuse an entry without a device, or with a card twice."""
     counted = Counter(slot(address) for address in addresses)
     if not counted:
         why = "an entry without a GPU has no meaning"
         yield broken("pool-has-devices", subject, "has no device", why, "list its devices, or remove it")
     for twice in sorted(device for device, count in counted.items() if count > 1):
-        why = "a card is listed once, whatever its functions"
-        yield broken("one-device-one-owner", subject, f"has {twice} twice", why, "list the card once")
+        why = "a card is listed once, and all its functions move together"
+        yield broken("one-device-one-owner", subject, f"has {twice} twice", why, "list the card's .0 only")
 
 
 def _driver(subject: str, driver: str) -> Iterator[Problem]:
@@ -161,21 +178,6 @@ def _device_numa(subject: str, pool: PoolSpec, device: DeviceSpec, *, single_nod
             f"move the device to a pool of node {device.numa_node}, correct numaNode, or set spanNumaNodes: true "
             "instead of it",
         )
-
-
-def _shared_devices(pools: Sequence[PoolSpec]) -> Iterator[Problem]:
-    seen: dict[str, str] = {}
-    for pool in pools:
-        for device in dict.fromkeys(slot(address) for address in pool.addresses):
-            if device in seen:
-                yield broken(
-                    "one-device-one-owner",
-                    f"pools {seen[device]} and {pool.name}",
-                    f"both have {device}",
-                    "a GPU has one driver and one owner",
-                    "remove it from one of them",
-                )
-            seen.setdefault(device, pool.name)
 
 
 def _torn_groups(pools: Sequence[PoolSpec]) -> Iterator[Problem]:

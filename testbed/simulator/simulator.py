@@ -1,0 +1,319 @@
+"""The simulated hypervisor as tests and the demo use it: one context manager."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Self, TypeVar
+
+import asyncssh
+
+from testbed.simulator import janitor
+from testbed.simulator.api import ProxmoxApi
+from testbed.simulator.control import Control
+from testbed.simulator.digest import contents, digest_of, own_files
+from testbed.simulator.events import Event, EventKind, EventLog
+from testbed.simulator.faults import Faults
+from testbed.simulator.guesthome import GuestHome
+from testbed.simulator.machine import HostMachine
+from testbed.simulator.ssh import SshServer
+from testbed.simulator.state import HostState, load_state
+from testbed.simulator.tree import Tree
+from testbed.simulator.waiting import Signal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+    from types import TracebackType
+
+T = TypeVar("T")
+MARK = ".gpu-topology-simulator"
+CALL_TIMEOUT_S = 60
+
+
+class Simulator:
+    """A hypervisor on loopback: SSH with SFTP, Proxmox's API, and a private root folder.
+
+    Everything runs on an event loop in a thread of its own; every method may be called from any thread.
+
+    Args:
+        state: a shipped state's name, a state file's path, or a state.
+        ssh_port: the SSH server's port, 0 for a free one.
+        api_port: the API's port, 0 for a free one.
+        folder: where to keep the root folder and keys; a temporary one by default. Keys found there are used again.
+
+    Raises:
+        ValueError: the folder holds something else.
+    """
+
+    def __init__(
+        self,
+        state: str | Path | HostState = "kpro6",
+        *,
+        ssh_port: int = 0,
+        api_port: int = 0,
+        folder: Path | None = None,
+    ) -> None:
+        self._state = state if isinstance(state, HostState) else load_state(state)
+        self._ports = (ssh_port, api_port)
+        self._temporary = folder is None
+        self.folder = folder or Path(tempfile.mkdtemp(prefix="gpu-topology-simulator-"))
+        self._marker = secrets.token_hex(8)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="simulator", daemon=True)
+        self._janitor: subprocess.Popen[bytes] | None = None
+        self._prepare_folder()
+        self._build()
+
+    # --------------------------------------------------------------- lifecycle
+
+    def start(self) -> Self:
+        """Boot the host and listen."""
+        command = [sys.executable, "-IS", janitor.__file__, self._marker]
+        command += [str(self.folder)] if self._temporary else []
+        self._janitor = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+        self._thread.start()
+        try:
+            self._call(self._start())
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def stop(self) -> None:
+        """Power the host off, end every process it started, and remove the temporary folder."""
+        if self._thread.is_alive():
+            self._call(self._stop())
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+        while janitor.sweep(self._marker):
+            pass
+        if self._janitor:
+            self._janitor.kill()
+            self._janitor.communicate()
+            self._janitor = None
+        if self._temporary:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    async def __aenter__(self) -> Self:
+        return await asyncio.to_thread(self.start)
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await asyncio.to_thread(self.stop)
+
+    # ----------------------------------------------------------------- surface
+
+    @property
+    def root(self) -> Path:
+        """The private root folder, links resolved."""
+        return self._tree.root
+
+    @property
+    def hostname(self) -> str:
+        """The node's name."""
+        return self._state.hostname
+
+    @property
+    def ssh_port(self) -> int:
+        """The SSH server's port on 127.0.0.1."""
+        return self._ssh.port
+
+    @property
+    def host_key(self) -> str:
+        """The host's public key, one line in authorized_keys format."""
+        return (self._keys / "host_key.pub").read_text().strip()
+
+    @property
+    def identity_file(self) -> Path:
+        """The private key that root may log in with."""
+        return self._keys / "id_ed25519"
+
+    @property
+    def api_url(self) -> str:
+        """The Proxmox API's address."""
+        return self._api.url
+
+    @property
+    def api_certificate(self) -> Path:
+        """The API's self-signed certificate."""
+        return self._keys / "api.crt"
+
+    @property
+    def api_token(self) -> str:
+        """An API token, `USER@REALM!NAME=SECRET`."""
+        return self._api.token
+
+    @property
+    def log(self) -> list[Event]:
+        """Everything that happened so far."""
+        return self._run(self._events)
+
+    @property
+    def connections(self) -> int:
+        """How many SSH connections were accepted."""
+        return self._ssh.connections
+
+    @property
+    def commands(self) -> int:
+        """How many commands were run over SSH."""
+        return self._ssh.commands
+
+    def events(self, *kinds: EventKind) -> list[Event]:
+        """The events of some kinds, oldest first."""
+        return [event for event in self.log if event.kind in kinds]
+
+    def reboot(self) -> None:
+        """Reboot the host; it is up again when this returns, services may still load."""
+        self._call(self._reboot())
+
+    def snapshot(self) -> str:
+        """A digest of everything that the program could change, its own files and logs aside."""
+        return digest_of(self.contents())
+
+    def contents(self) -> dict[str, str]:
+        """What the snapshot is made of, by path or name: to see what differs."""
+        return self._run(lambda: contents(self._machine))
+
+    def own_files(self) -> list[str]:
+        """The files on the host that are the program's own: agent, ledger, lock."""
+        return own_files(self.root)
+
+    def service_port(self, container: int | None, port: int) -> int | None:
+        """The loopback port of what listens on a container's port, None where nothing does."""
+        return self._run(lambda: self._machine.launcher.port(container, port))
+
+    # --------------------------------------------------------------- internals
+
+    def _prepare_folder(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if any(self.folder.iterdir()) and not (self.folder / MARK).is_file():
+            raise ValueError(f"{self.folder} holds something else than a simulator's files: give an empty folder")
+        (self.folder / MARK).touch()
+        for name in ("root", "host"):
+            shutil.rmtree(self.folder / name, ignore_errors=True)
+            (self.folder / name).mkdir()
+        self._keys = self.folder / "keys"
+        self._keys.mkdir(mode=0o700, exist_ok=True)
+        for name in ("host_key", "id_ed25519"):
+            if not (self._keys / name).is_file():
+                key = asyncssh.generate_private_key("ssh-ed25519", comment="simulator")
+                (self._keys / name).touch(mode=0o600)
+                key.write_private_key(str(self._keys / name))
+                key.write_public_key(str(self._keys / f"{name}.pub"))
+
+    def _build(self) -> None:
+        socket = f"gpu-topology-simulator-{self._marker}"
+        mark = {janitor.VARIABLE: self._marker}
+        self._tree = Tree(self.folder / "root")
+        self._log = EventLog(self.folder / "events.jsonl")
+        self._changed = Signal()
+        self.faults = Faults(self, self._run)
+        self._machine = HostMachine(
+            state=self._state,
+            tree=self._tree,
+            log=self._log,
+            faults=self.faults,
+            changed=self._changed,
+            socket=socket,
+            environment=mark,
+        )
+        self._home = GuestHome(self.folder / "host", self._tree, socket)
+        self._control = Control(self._machine)
+        self._ssh = SshServer(self._tree, self._log, {**self._home.environment(self._tree), **mark}, self._keys)
+        self._api = ProxmoxApi(self._machine)
+        self._log.listeners.append(self._after)
+
+    async def _start(self) -> None:
+        await self._control.start()
+        await self._machine.install()
+        await self._ssh.start(self._ports[0])
+        await self._api.start(self._keys, self._ports[1])
+
+    async def _stop(self) -> None:
+        await self._ssh.stop()
+        await self._api.stop()
+        self.faults.hanging.clear()
+        await self._machine.power_off()
+        await self._control.stop()
+        self._log.close()
+
+    async def _reboot(self) -> None:
+        await self._ssh.stop()
+        await self._machine.reboot()
+        await self._ssh.start(self._ssh.port)
+
+    def _events(self) -> list[Event]:
+        self._machine.watch.look()
+        return self._log.all()
+
+    def _after(self, event: Event) -> None:
+        if event.kind == self.faults.cut_after:
+            self.faults.cut_after = None
+            self.cut_ssh()
+
+    def _call(self, work: Coroutine[object, object, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(CALL_TIMEOUT_S)
+
+    def _run(self, act: Callable[[], T]) -> T:
+        """Run a function on the event loop, or here where that is the loop's thread or there is none."""
+        if not self._thread.is_alive() or threading.get_ident() == self._thread.ident:
+            return act()
+
+        async def run() -> T:
+            return act()
+
+        return self._call(run())
+
+    # ------------------------------------------------------- faults reach here
+
+    def cut_ssh(self) -> None:
+        """Drop every SSH connection."""
+        self._ssh.cut("fault")
+
+    def set_silent(self, *, on: bool) -> None:
+        """Accept TCP on the SSH port and say nothing, or serve again."""
+        task = self._loop.create_task(self._ssh.set_silent(on=on))
+        self._background = task
+
+    def set_disk_full(self, *, on: bool) -> None:
+        """Let writes below /etc and /var fail with ENOSPC, or be well again."""
+        self._tree.disk_full = on
+        if on:
+            self._home.full.touch()
+        else:
+            self._home.full.unlink(missing_ok=True)
+
+    def start_foreign(self, address: str, container: int | None) -> int:
+        """Start a process that nobody manages on a GPU; gives its PID."""
+        return self._machine.start_foreign(address, container)
+
+    def end_foreign(self, pid: int) -> None:
+        """End a process."""
+        self._machine.processes.end(pid)
+
+    def faults_changed(self) -> None:
+        """Let everything that waits look again."""
+        self._changed.notify()

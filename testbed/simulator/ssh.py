@@ -1,0 +1,182 @@
+"""The SSH server: it runs what it is sent in the private root, and serves files by SFTP."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import asyncssh
+
+from testbed.simulator.events import EventKind
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from testbed.simulator.events import EventLog
+    from testbed.simulator.tree import Tree
+
+LOOPBACK = "127.0.0.1"
+SHELL = "/bin/sh"
+
+
+class SshServer:
+    """One port on loopback; `connections` and `commands` count what it accepted and ran."""
+
+    def __init__(self, tree: Tree, log: EventLog, environment: dict[str, str], keys: Path) -> None:
+        self.tree, self.log, self.environment, self.keys = tree, log, environment, keys
+        self.connections = 0
+        self.commands = 0
+        self.port = 0
+        self._listener: asyncssh.SSHAcceptor | None = None
+        self._silent: asyncio.Server | None = None
+        self._open: dict[asyncssh.SSHServerConnection, set[asyncio.subprocess.Process]] = {}
+
+    async def start(self, port: int) -> None:
+        """Listen; port 0 takes a free one."""
+        self._listener = await asyncssh.listen(
+            LOOPBACK,
+            port,
+            server_factory=lambda: _Session(self),
+            server_host_keys=[str(self.keys / "host_key")],
+            authorized_client_keys=str(self.keys / "id_ed25519.pub"),
+            encoding=None,
+            line_editor=False,
+            reuse_address=True,
+        )
+        self.port = self._listener.get_port()
+
+    async def stop(self) -> None:
+        """Drop every connection and listen no more."""
+        self.cut("the host goes down")
+        if self._listener:
+            self._listener.close()
+            await self._listener.wait_closed()
+            self._listener = None
+        if self._silent:
+            self._silent.close()
+            self._silent = None
+
+    async def set_silent(self, *, on: bool) -> None:
+        """Accept TCP connections and say nothing, or serve again."""
+        if on and self._listener:
+            await self.stop()
+            self._silent = await asyncio.start_server(lambda *_: None, LOOPBACK, self.port, reuse_address=True)
+        elif not on and self._silent:
+            self._silent.close()
+            self._silent = None
+            await self.start(self.port)
+
+    def cut(self, reason: str) -> None:
+        """Drop every connection."""
+        for connection in tuple(self._open):
+            self.log.add(EventKind.SSH_DROP, reason)
+            connection.abort()
+            self.closed(connection)
+
+    def opened(self, connection: asyncssh.SSHServerConnection) -> None:
+        """Take note of a new connection."""
+        self.connections += 1
+        self._open[connection] = set()
+        self.log.add(EventKind.SSH_CONNECT, "root")
+
+    def closed(self, connection: asyncssh.SSHServerConnection) -> None:
+        """Hang up on the commands of a connection that is gone."""
+        for process in self._open.pop(connection, set()):
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGHUP)
+
+    async def run(self, channel: asyncssh.SSHServerProcess[bytes]) -> None:
+        """Run a command and pass its streams on."""
+        connection = channel.get_extra_info("connection")
+        command = channel.command
+        if command is None:
+            channel.stderr.write(b"The simulated host runs commands; it has no login shell.\n")
+            channel.exit(1)
+            return
+        self.commands += 1
+        self.log.add(EventKind.SSH_EXEC, command)
+        process = await asyncio.create_subprocess_exec(
+            SHELL,
+            "-c",
+            command,
+            cwd=self.tree.root,
+            env=self.environment,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
+        )
+        running = self._open.get(connection)
+        if running is None:
+            os.killpg(process.pid, signal.SIGHUP)
+            return
+        running.add(process)
+        try:
+            await channel.redirect(stdin=process.stdin, stdout=process.stdout, stderr=process.stderr)
+            status = await process.wait()
+            await channel.stdout.drain()
+        finally:
+            running.discard(process)
+        self._exit(channel, status)
+
+    @staticmethod
+    def _exit(channel: asyncssh.SSHServerProcess[bytes], status: int) -> None:
+        if status < 0:
+            channel.exit_with_signal(signal.Signals(-status).name.removeprefix("SIG"))
+        else:
+            channel.exit(status)
+
+
+class _Session(asyncssh.SSHServer):
+    """One connection: root by key only, environment variables refused as sshd without AcceptEnv does."""
+
+    def __init__(self, server: SshServer) -> None:
+        self._server = server
+        self._connection: asyncssh.SSHServerConnection | None = None
+
+    def connection_made(self, conn: asyncssh.SSHServerConnection) -> None:
+        self._connection = conn
+        self._server.opened(conn)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        del exc
+        if self._connection:
+            self._server.closed(self._connection)
+
+    def password_auth_supported(self) -> bool:
+        return False
+
+    def session_requested(self) -> tuple[asyncssh.SSHServerChannel[bytes], asyncssh.SSHServerProcess[bytes]]:
+        if self._connection is None:
+            raise asyncssh.ChannelOpenError(asyncssh.OPEN_CONNECT_FAILED, "connection is gone")
+        channel = self._connection.create_server_channel(encoding=None)
+        # OpenSSH without AcceptEnv refuses the request, and pulumi-command takes that for an error.
+        channel._process_env_request = lambda packet: False  # type: ignore[method-assign]  # noqa: SLF001, ARG005
+        process = asyncssh.SSHServerProcess[bytes](self._server.run, self._files, 3, allow_scp=False)
+        return channel, process
+
+    def _files(self, channel: asyncssh.SSHServerChannel[bytes]) -> _Files:
+        return _Files(channel, self._server.tree)
+
+
+class _Files(asyncssh.SFTPServer):
+    """Files of the private root: it is `/`, and the folder that relative paths start from."""
+
+    def __init__(self, channel: asyncssh.SSHServerChannel[bytes], tree: Tree) -> None:
+        super().__init__(channel, chroot=os.fsencode(tree.root))
+        self._tree = tree
+
+    def open(self, path: bytes, pflags: int, attrs: asyncssh.SFTPAttrs) -> object:
+        self._check(path, writing=bool(pflags & asyncssh.FXF_WRITE))
+        return super().open(path, pflags, attrs)
+
+    def open56(self, path: bytes, desired_access: int, flags: int, attrs: asyncssh.SFTPAttrs) -> object:
+        self._check(path, writing=bool(desired_access & asyncssh.ACE4_WRITE_DATA))
+        return super().open56(path, desired_access, flags, attrs)
+
+    def _check(self, path: bytes, *, writing: bool) -> None:
+        if writing:
+            self._tree.check_space(self._tree.path(os.fsdecode(path)))

@@ -1,0 +1,89 @@
+"""systemd unit files, as far as a service that runs SGLang needs them."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+_VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
+
+
+@dataclass(frozen=True)
+class UnitFile:
+    """The directives of a unit and its drop-ins, in order; an empty value resets what came before it."""
+
+    directives: tuple[tuple[str, str, str], ...]
+
+    def values(self, section: str, key: str) -> list[str]:
+        """Every value of a directive since its last reset."""
+        found: list[str] = []
+        for where, name, value in self.directives:
+            if (where, name) == (section, key):
+                found = [*found, value] if value else []
+        return found
+
+    def last(self, section: str, key: str, default: str = "") -> str:
+        """The value of a directive that keeps the last one."""
+        values = self.values(section, key)
+        return values[-1] if values else default
+
+    def environment(self, read: Callable[[str], str | None]) -> dict[str, str]:
+        """What the process gets from Environment= and EnvironmentFile=.
+
+        Raises:
+            FileNotFoundError: an environment file that is not optional is missing.
+        """
+        result: dict[str, str] = {}
+        for line in self.values("Service", "Environment"):
+            result |= dict(_assignments(shlex.split(line)))
+        for name in self.values("Service", "EnvironmentFile"):
+            text = read(name.lstrip("-"))
+            if text is None and not name.startswith("-"):
+                raise FileNotFoundError(name)
+            lines = (line.strip() for line in (text or "").splitlines())
+            result |= dict(_assignments(" ".join(shlex.split(x)) for x in lines if x and x[0] not in "#;"))
+        return result
+
+    def command(self, environment: dict[str, str]) -> list[str]:
+        """The argument list of ExecStart, with variables and `%%` replaced."""
+        text = self.last("Service", "ExecStart").lstrip("-@:+!").replace("%%", "%")
+        return [_VARIABLE.sub(lambda m: environment.get(m[1] or m[2], ""), word) for word in shlex.split(text)]
+
+
+def parse_unit(texts: Iterable[str]) -> UnitFile:
+    """Parse a unit file and its drop-ins, in the order systemd reads them."""
+    directives: list[tuple[str, str, str]] = []
+    for text in texts:
+        section = ""
+        for line in _joined(text):
+            if line.startswith("["):
+                section = line.strip("[]")
+            elif "=" in line:
+                key, _, value = line.partition("=")
+                directives.append((section, key.strip(), value.strip()))
+    return UnitFile(tuple(directives))
+
+
+def _joined(text: str) -> list[str]:
+    """Lines without comments, continuation lines joined to the one they continue."""
+    lines: list[str] = []
+    pending = ""
+    for raw in text.splitlines():
+        line = raw.strip()
+        if not line or line[0] in "#;":
+            continue
+        if line.endswith("\\"):
+            pending += line[:-1].rstrip() + " "
+            continue
+        lines.append(pending + line)
+        pending = ""
+    return [*lines, pending] if pending else lines
+
+
+def _assignments(words: Iterable[str]) -> list[tuple[str, str]]:
+    return [(k, v) for k, eq, v in (w.partition("=") for w in words) if eq]

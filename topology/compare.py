@@ -64,7 +64,9 @@ def unit_changes(text: str, wanted: WantedUnit, overlay: Overlay) -> tuple[Chang
     subject = f"service {wanted.service}"
     own, unit = parse_unit(text), parse_unit(text, overlay.drop_ins)
     environment = {**overlay.nccl_conf, **unit.process_environment(overlay.files)}
-    changes = [*_command_changes(subject, unit.commands(overlay.files), wanted, overlay)]
+    # A command that only a drop-in sets is written into the unit, which must say by itself what runs.
+    commands = [one.commands(overlay.files) for one in (unit, own)]
+    changes = list(dict.fromkeys(c for one in commands for c in _command_changes(subject, one, wanted, overlay)))
     changes += _environment_changes(subject, environment, wanted.environment)
     changes += [
         Change(subject, f"environment {name}", shown(name, value), ABSENT)

@@ -105,7 +105,7 @@ def container_changes(container: ContainerFacts, wanted: tuple[PciAddress, ...],
         changes.append(Change(subject, "GPUs", listed(before), listed(a.short for a in sorted(wanted))))
     if missing := NEEDED_NODES - passed.nodes:
         changes.append(Change(subject, "device nodes", "without " + listed(sorted(missing)), "with them"))
-    if passed.raw_nodes:
+    if passed.raw_nodes and not changes:
         changes += _rule_changes(subject, passed, wanted, facts)
     return tuple(changes)
 

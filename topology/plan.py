@@ -61,7 +61,7 @@ def make_plan(
         container = None if service.container is None else containers[service.container]
         around = Surroundings(
             pool=pools[service.pool],
-            disturbed=bool(bindings[service.pool].changes) or bool(container and container.changes),
+            disturbed=bindings[service.pool].moving or bool(container and container.changes),
             copy=read_local(service.canonical_unit),
             base=base,
         )

@@ -84,10 +84,11 @@ def _device_spec(device: DeviceFacts) -> DeviceSpec:
 
 @dataclass(frozen=True, slots=True)
 class PlannedBinding:
-    """A binding and what it changes."""
+    """A binding and what it changes; `moving` says that devices are taken from their holders first."""
 
     spec: BindingSpec
     changes: tuple[Change, ...]
+    moving: bool
 
 
 def plan_binding(name: str, topology: Topology, facts: Facts) -> PlannedBinding:
@@ -96,7 +97,7 @@ def plan_binding(name: str, topology: Topology, facts: Facts) -> PlannedBinding:
     others = sorted(a for other, p in topology.pools.items() if other != name for a in p.devices)
     functions = _functions(pool.devices, facts)
     moving = [change for function in functions for change in _driver_changes(function, pool.driver)]
-    changes = [*moving, *(change for function in functions for change in _boot_changes(function, pool.driver))]
+    changes = [*moving, *(c for f in functions for c in _boot_changes(f, pool.driver))]
     changes += _left(name, {*pool.devices, *others}, facts)
     desired = {"driver": pool.driver.value, "devices": sorted(map(str, pool.devices))}
     live = [[str(f.address), f.driver] for f in functions]
@@ -117,7 +118,7 @@ def plan_binding(name: str, topology: Topology, facts: Facts) -> PlannedBinding:
             ledger=facts.ledger,
         ),
     )
-    return PlannedBinding(spec, (*_membership(name, pool, facts), *changes))
+    return PlannedBinding(spec, (*_membership(name, pool, facts), *changes), bool(moving))
 
 
 def _functions(addresses: Iterable[PciAddress], facts: Facts) -> list[DeviceFacts]:
@@ -142,8 +143,8 @@ def _driver_changes(function: DeviceFacts, driver: Driver) -> Iterator[Change]:
 
 
 def _boot_changes(function: DeviceFacts, driver: Driver) -> Iterator[Change]:
-    """The persistent half; for nvidia no override is as good, for vfio-pci nothing else is."""
-    if not _follows_gpu(function, driver):
+    """The persistent half where the live one is right; for nvidia no override is as good, for vfio-pci nothing else."""
+    if not _follows_gpu(function, driver) or function.driver != driver:
         return
     wanted = {driver.value} if driver is Driver.VFIO else {None, driver.value}
     if function.persisted not in wanted or function.driver_override not in {None, driver.value}:

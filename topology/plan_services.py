@@ -44,7 +44,7 @@ class PlannedService:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Surroundings:
-    """What a service depends on: its pool, whether pool or container change too, and the workstation's copy of its unit."""
+    """What a service depends on: its pool, whether pool or container change too, the copy of its unit here."""
 
     pool: PoolSpec
     disturbed: bool
@@ -209,5 +209,5 @@ def _running_changes(
 def _copy_changes(name: str, service: Service, text: str, copy: str | None) -> tuple[Change, ...]:
     if copy == text:
         return ()
-    before = ABSENT if copy is None else "another text"
-    return (Change(f"copy {service.canonical_unit}", f"of {name}'s unit", before, "as deployed"),)
+    before = ABSENT if copy is None else "another"
+    return (Change(f"copy {service.canonical_unit}", "text", before, f"that of service {name}'s unit"),)

@@ -25,7 +25,7 @@ _FIRST_FLAGS = ("model-path", "served-model-name", "host", "port", "tp", "pp", "
 _UNIT_DEFAULTS = (
     ("After", "network-online.target"),
     ("Wants", "network-online.target"),
-    # A server that fails to load fails again: three attempts within the hour, then a person is needed.
+    # A server that fails to load fails again, after up to 20 minutes: then a person is needed.
     ("StartLimitIntervalSec", "3600"),
     ("StartLimitBurst", "3"),
 )

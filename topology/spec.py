@@ -160,8 +160,8 @@ class ServiceSpec:
     """An SGLang service: `tp` is computed, `text` is the unit as it must stand.
 
     `environment` is what the unit sets, `effective_environment` what the process really gets: drop-ins, environment
-    files and /etc/nccl.conf of the live host count. `text` is the unit found on the host where that already means what is
-    wanted.
+    files and /etc/nccl.conf of the live host count. `text` is the unit found on the host where that already means what
+    is wanted.
     """
 
     name: str

@@ -24,20 +24,28 @@ def main() -> int:
             arguments.state, ssh_port=arguments.port, api_port=arguments.api_port, folder=arguments.dir
         )
     except ValueError as error:
-        print(error, file=sys.stderr)
+        sys.stderr.write(f"{error}\n")
         return 2
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
     with simulator:
-        print(f"host      {simulator.hostname}, root folder {simulator.root}")
-        print(f"ssh       ssh -p {simulator.ssh_port} -i {simulator.identity_file} root@127.0.0.1 nvidia-smi -L")
-        print(f"host key  {simulator.host_key}")
-        print(f"api       {simulator.api_url}")
-        print(f"api token {simulator.api_token}")
-        print("Stop it with Ctrl-C.", flush=True)
+        sys.stdout.write(_reach(simulator))
+        sys.stdout.flush()
         stop.wait()
     return 0
+
+
+def _reach(simulator: Simulator) -> str:
+    ssh = f"ssh -p {simulator.ssh_port} -i {simulator.identity_file} root@127.0.0.1"
+    return (
+        f"host       {simulator.hostname}, root folder {simulator.root}\n"
+        f"ssh        {ssh} nvidia-smi -L\n"
+        f"host key   {simulator.host_key}\n"
+        f"api        {simulator.api_url}\n"
+        f"api token  {simulator.api_token}\n"
+        "Stop it with Ctrl-C.\n"
+    )
 
 
 if __name__ == "__main__":

@@ -6,8 +6,8 @@ import secrets
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
-from fakepve import FakePve, PveError, TaskError
-from fakepve.certs import make_cert
+from fakepve import FakePve, PveError, TaskError  # type: ignore[import-untyped]
+from fakepve.certs import make_cert  # type: ignore[import-untyped]
 
 from testbed.simulator.apiguests import GuestFiles
 from testbed.simulator.apimappings import MappingRoutes
@@ -159,6 +159,7 @@ class _Pve(MappingRoutes, FakePve):  # type: ignore[misc]  # fakepve has no type
             self._files.pull()
 
     async def _do_reset(self, vm: Any, user: str, p: Values) -> object:
-        raise PveError(501, "simulator: VM reset is not simulated")
+        del user, p
+        raise PveError(501, f"simulator: VM {vm.vmid} can be started, stopped and rebooted only")
 
     _do_suspend = _do_resume = _do_reset

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fakepve import FakeCt
-
-from testbed.simulator.pveconf import GuestConfig
+from fakepve import FakeCt  # type: ignore[import-untyped]
 
 if TYPE_CHECKING:
     from testbed.simulator.machine import HostMachine
@@ -56,7 +54,7 @@ class GuestFiles:
 
     def _container(self, vmid: int) -> FakeCt:
         container = self._machine.containers.all[vmid]
-        config: GuestConfig = self._machine.containers.config(vmid)
+        config = self._machine.containers.config(vmid)
         values: dict[str, object] = {k: v for k, v in config.items() if not k.startswith("lxc.")}
         raw = [[k, v] for k, v in config.items() if k.startswith("lxc.")]
         return FakeCt(

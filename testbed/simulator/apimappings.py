@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING, Any
 
-from fakepve import PveError
+from fakepve import PveError  # type: ignore[import-untyped]
 
 from testbed.simulator.guests import GuestError
 from testbed.simulator.pveconf import Mapping, format_mappings, join_properties, properties

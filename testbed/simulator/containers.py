@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from testbed.simulator.drivers import NVIDIA_MAJOR
 from testbed.simulator.events import EventKind
 from testbed.simulator.guests import GuestError, guest_lock
+from testbed.simulator.processes import Process
 from testbed.simulator.pveconf import GuestConfig
 from testbed.simulator.systemd import Manager
 
@@ -117,13 +118,8 @@ class Containers:
                 self.tree.save(f"{self.folder}/{vmid}.conf", config.text())
         await asyncio.sleep(START_S * self.kernel.faults.factor)
         self._give_devices(container, config)
-        container.init_pid = self.kernel.processes.spawn(
-            INIT,
-            comm="systemd",
-            cgroup=f"/lxc/{vmid}/ns/init.scope",
-            container=vmid,
-            inner_pid=1,
-        ).pid
+        init = Process(argv=(INIT,), comm="systemd", cgroup=f"/lxc/{vmid}/ns/init.scope", container=vmid, inner_pid=1)
+        container.init_pid = self.kernel.processes.spawn(init).pid
         gpus = ",".join(g.address for g in self.visible(container))
         self.kernel.log.add(EventKind.CONTAINER_START, vmid, gpus=gpus)
         await container.manager.boot()

@@ -6,7 +6,7 @@ import asyncio
 import json
 import re
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from testbed.simulator.commands.call import Call
 from testbed.simulator.commands.dispatch import run_command
@@ -54,7 +54,7 @@ class Control:
             await writer.drain()
         writer.close()
 
-    async def _answer(self, request: dict[str, str]) -> Reply:
+    async def _answer(self, request: dict[str, Any]) -> Reply:
         match request["op"]:
             case "command":
                 name, *args = request["argv"]

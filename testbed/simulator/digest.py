@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from testbed.simulator.machine import HostMachine
 
@@ -52,7 +52,7 @@ def own_files(root: Path) -> list[str]:
 def _walk(root: Path) -> Iterator[str]:
     for folder, folders, files in os.walk(root):
         for name in (*folders, *files):
-            yield os.path.relpath(os.path.join(folder, name), root)
+            yield str((Path(folder) / name).relative_to(root))
 
 
 def _describe(path: Path) -> str:

@@ -45,8 +45,11 @@ class NvidiaDriver(Driver):
     def __init__(self, tree: Tree, versions: NvidiaState) -> None:
         super().__init__("nvidia", tree)
         self.versions = versions
-        tree.put("proc/driver/nvidia/version", f"NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  "
-                 f"{versions.version}  Release Build\nGCC version:  gcc version 14.2.0\n")
+        tree.put(
+            "proc/driver/nvidia/version",
+            f"NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  "
+            f"{versions.version}  Release Build\nGCC version:  gcc version 14.2.0\n",
+        )
         tree.put("sys/module/nvidia/version", f"{versions.version}\n")
         tree.path(GPUS).mkdir(parents=True, exist_ok=True)
         for node in CONTROL_NODES + CAPS_NODES:

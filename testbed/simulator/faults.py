@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from testbed.simulator.events import EventKind
-
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from testbed.simulator.events import EventKind
 
 T = TypeVar("T")
 

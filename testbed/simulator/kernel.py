@@ -12,13 +12,9 @@ from testbed.simulator.drivers import Driver, NvidiaDriver, make_driver
 from testbed.simulator.events import EventKind
 
 if TYPE_CHECKING:
-    from testbed.simulator.events import EventLog
-    from testbed.simulator.faults import Faults
     from testbed.simulator.processes import Processes
-    from testbed.simulator.state import HostState
     from testbed.simulator.sysfs import Function
-    from testbed.simulator.tree import Tree
-    from testbed.simulator.waiting import Signal
+    from testbed.simulator.world import World
 
 OK = 0
 PCI_DRIVERS = {"nvidia", "vfio-pci", "snd_hda_intel", "ast", "pcieport"}
@@ -29,17 +25,10 @@ MODULE_OF = {"vfio_pci": "vfio-pci"}
 class Kernel:
     """PCI functions, drivers, and attribute writes with the errno a real kernel answers."""
 
-    def __init__(
-        self,
-        tree: Tree,
-        log: EventLog,
-        state: HostState,
-        processes: Processes,
-        faults: Faults,
-        changed: Signal,
-    ) -> None:
-        self.tree, self.log, self.state = tree, log, state
-        self.processes, self.faults, self.changed = processes, faults, changed
+    def __init__(self, world: World, processes: Processes) -> None:
+        self.world, self.processes = world, processes
+        self.tree, self.log, self.state = world.tree, world.log, world.state
+        self.faults, self.changed = world.faults, world.changed
         self.functions: dict[str, Function] = {}
         self.removed: dict[str, Function] = {}
         self.drivers: dict[str, Driver] = {}
@@ -89,23 +78,28 @@ class Kernel:
 
     async def write(self, path: str, data: str) -> int:
         """Write to the attribute at a path below /sys; gives 0 or an errno, and may take as long as a kernel's."""
-        parts = path.split("/")
         value = data.strip()
-        match parts:
-            case ["bus", "pci", "drivers", name, "bind"]:
-                return await self._bind(name, value)
-            case ["bus", "pci", "drivers", name, "unbind"]:
-                return await self._unbind(name, value)
-            case ["bus", "pci", "drivers", name, "new_id"]:
-                return self.add_dynamic_id(name, value)
-            case ["bus", "pci", "drivers", name, "remove_id"]:
-                return self._remove_dynamic_id(name, value)
+        match path.split("/"):
+            case ["bus", "pci", "drivers", name, attribute]:
+                return await self._driver_write(name, attribute, value)
             case ["bus", "pci", "drivers_probe"]:
                 return await self._drivers_probe(value)
             case ["bus", "pci", "rescan"]:
                 return self._rescan()
             case ["devices", _, address, attribute] if address in self.functions:
                 return await self._device_write(self.functions[address], attribute, value)
+        return errno.EACCES
+
+    async def _driver_write(self, name: str, attribute: str, value: str) -> int:
+        match attribute:
+            case "bind":
+                return await self._bind(name, value)
+            case "unbind":
+                return await self._unbind(name, value)
+            case "new_id":
+                return self.add_dynamic_id(name, value)
+            case "remove_id":
+                return self._remove_dynamic_id(name, value)
         return errno.EACCES
 
     async def _device_write(self, function: Function, attribute: str, value: str) -> int:

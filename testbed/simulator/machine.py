@@ -13,19 +13,17 @@ from testbed.simulator.containers import Containers
 from testbed.simulator.events import EventKind
 from testbed.simulator.guests import GuestError
 from testbed.simulator.kernel import Kernel
-from testbed.simulator.processes import Processes
+from testbed.simulator.processes import Process, Processes
 from testbed.simulator.services import ServiceLauncher, Sglang
 from testbed.simulator.systemd import Manager
 from testbed.simulator.vms import Vms
 from testbed.simulator.watch import Watch
 
 if TYPE_CHECKING:
-    from testbed.simulator.events import EventLog
-    from testbed.simulator.faults import Faults
-    from testbed.simulator.state import HostState
+    from collections.abc import Awaitable
+
     from testbed.simulator.sysfs import Function
-    from testbed.simulator.tree import Tree
-    from testbed.simulator.waiting import Signal
+    from testbed.simulator.world import World
 
 OVERRIDES = "etc/driverctl.d"
 SETTLE_S = 30
@@ -35,28 +33,18 @@ _IDS = re.compile(r"vfio[-_]pci(?:\.|\s+)ids=(\S+)")
 class HostMachine:
     """Everything behind the SSH server and the API; lives on the simulator's event loop."""
 
-    def __init__(
-        self,
-        *,
-        state: HostState,
-        tree: Tree,
-        log: EventLog,
-        faults: Faults,
-        changed: Signal,
-        socket: str,
-        environment: dict[str, str],
-    ) -> None:
-        self.state, self.tree, self.log, self.faults, self.changed = state, tree, log, faults, changed
+    def __init__(self, world: World, socket: str, environment: dict[str, str]) -> None:
+        self.state, self.tree, self.log, self.faults = world.state, world.tree, world.log, world.faults
         self.socket, self.environment = socket, environment
         self.warm = False
-        self.processes = Processes(tree, changed)
-        self.kernel = Kernel(tree, log, state, self.processes, faults, changed)
+        self.processes = Processes(world.tree, world.changed)
+        self.kernel = Kernel(world, self.processes)
         self.launcher = ServiceLauncher(self)
-        self.systemd = Manager(tree, log, self.launcher, "", None)
-        self.containers = Containers(tree, self.kernel, self.launcher, state.hostname)
-        self.vms = Vms(tree, self.kernel, state.hostname)
-        self.watch = Watch(tree, log)
-        log.before = self.watch.look
+        self.systemd = Manager(world.tree, world.log, self.launcher, "", None)
+        self.containers = Containers(world.tree, self.kernel, self.launcher, world.state.hostname)
+        self.vms = Vms(world.tree, self.kernel, world.state.hostname)
+        self.watch = Watch(world.tree, world.log)
+        world.log.before = self.watch.look
 
     # ----------------------------------------------------------- power cycle
 
@@ -99,7 +87,7 @@ class HostMachine:
         self.kernel.power_on()
         self.log.add(EventKind.HOST_BOOT, self.state.hostname)
         self._bind_drivers()
-        self.processes.spawn("/sbin/init", comm="systemd", cgroup="/init.scope")
+        self.processes.spawn(Process(argv=("/sbin/init",), comm="systemd", cgroup="/init.scope"))
         await self.systemd.boot()
         self.watch.start()
         for vmid in containers:
@@ -107,10 +95,10 @@ class HostMachine:
         for vmid in vms:
             await self._try_guest(self.vms.start(vmid))
 
-    async def _try_guest(self, start: asyncio.Future[None] | object) -> None:
+    async def _try_guest(self, start: Awaitable[None]) -> None:
         """A guest that does not start leaves the others alone, as pve-guests does."""
         try:
-            await start  # type: ignore[misc]
+            await start
         except GuestError as error:
             self.log.add(EventKind.FAULT, "guest start", message=str(error))
 
@@ -169,7 +157,7 @@ class HostMachine:
         scope = f"/lxc/{container}/ns/user.slice" if container else "/user.slice/user-1000.slice/session-3.scope"
         extra = ("/dev/nvidiactl", "/dev/nvidia-uvm") if function.driver == "nvidia" else ("/dev/vfio/vfio",)
         process = self.processes.spawn(
-            "/usr/bin/python3", "train.py", cgroup=scope, devices=(node, *extra), container=container
+            Process(argv=("/usr/bin/python3", "train.py"), cgroup=scope, devices=(node, *extra), container=container)
         )
         self.log.add(EventKind.FAULT, "foreign_process", pid=process.pid, address=address)
         return process.pid

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
-
-from testbed.simulator.waiting import Signal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from testbed.simulator.tree import Tree
+    from testbed.simulator.waiting import Signal
 
 FIRST_PID = 2100
 TICKS = 100  # USER_HZ: the unit of start times in /proc/PID/stat
@@ -22,10 +21,10 @@ COMM_LENGTH = 15
 class Process:
     """A process; `devices` are its open device nodes, `inner_pid` its number inside its container."""
 
-    pid: int
     argv: tuple[str, ...]
-    comm: str
     cgroup: str
+    pid: int = 0
+    comm: str = ""
     environment: dict[str, str] = field(default_factory=dict)
     devices: tuple[str, ...] = ()
     parent: int = 1
@@ -45,35 +44,16 @@ class Processes:
         self.released: list[Callable[[str], None]] = []
         self.boot_time = int(time.time()) - 3600
 
-    def spawn(
-        self,
-        *argv: str,
-        cgroup: str,
-        comm: str = "",
-        environment: dict[str, str] | None = None,
-        devices: tuple[str, ...] = (),
-        parent: int = 1,
-        container: int | None = None,
-        inner_pid: int | None = None,
-    ) -> Process:
-        """Start a process with the next free PID."""
+    def spawn(self, process: Process) -> Process:
+        """Start a process under the next free PID; gives it with what was filled in."""
         pid = self._next_pid
         self._next_pid += 7
-        process = Process(
-            pid=pid,
-            argv=argv,
-            comm=(comm or argv[0].rsplit("/", 1)[-1])[:COMM_LENGTH],
-            cgroup=cgroup,
-            environment=environment or {},
-            devices=devices,
-            parent=parent,
-            container=container,
-            inner_pid=inner_pid or (pid - FIRST_PID + 200 if container else None),
-            started=time.time(),
-        )
-        self._all[pid] = process
-        self._show(process)
-        return process
+        inner = process.inner_pid or (pid - FIRST_PID + 200 if process.container else None)
+        comm = (process.comm or process.argv[0].rsplit("/", 1)[-1])[:COMM_LENGTH]
+        started = replace(process, pid=pid, inner_pid=inner, comm=comm, started=time.time())
+        self._all[pid] = started
+        self._show(started)
+        return started
 
     def end(self, pid: int) -> None:
         """End a process: its nodes are closed, and waiters look again."""

@@ -106,7 +106,7 @@ class GuestConfig:
         for number, other in enumerate(lines):
             if other.startswith("#") or not other.strip():
                 continue
-            if other.startswith("lxc.") or _natural(other.split(":")[0]) > _natural(line.split(":")[0]):
+            if other.startswith("lxc.") or _natural(other.split(":")[0]) > _natural(line.split(":", maxsplit=1)[0]):
                 lines.insert(number, line)
                 return
         while lines and not lines[-1].strip():

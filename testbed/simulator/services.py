@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from testbed.simulator.drivers import CONTROL_NODES
 from testbed.simulator.events import EventKind
+from testbed.simulator.processes import Process
 from testbed.simulator.sglang_stub import parse_arguments
 from testbed.simulator.systemd import UnitError
 
@@ -51,13 +53,15 @@ class Daemon:
         self._machine = machine
         devices = tuple(f"/dev/nvidia{g.minor}" for g in machine.visible(manager.container))
         process = machine.processes.spawn(
-            *argv,
-            cgroup=_cgroup(manager, unit),
-            devices=(CONTROL_NODES[0], *devices) if devices else (),
-            container=manager.container,
+            Process(
+                argv=tuple(argv),
+                cgroup=_cgroup(manager, unit),
+                devices=(CONTROL_NODES[0], *devices) if devices else (),
+                container=manager.container,
+            )
         )
         self.pid, self.argv, self.environment = process.pid, process.argv, process.environment
-        self.tp = None
+        self.tp: int | None = None
 
     async def stop(self) -> None:
         """End it."""
@@ -102,18 +106,13 @@ class Sglang:
         )
         spawn, where = self.machine.processes.spawn, self.manager
         cgroup = _cgroup(where, self.unit)
-        main = spawn(*argv, cgroup=cgroup, environment=environment, container=where.container)
+        shared = Process(argv=tuple(argv), cgroup=cgroup, environment=environment, container=where.container)
+        main = spawn(shared)
         self.pid = main.pid
         for rank, gpu in enumerate(self.gpus):
-            process = spawn(
-                argv[0],
-                comm=f"sglang::scheduler_TP{rank}",
-                cgroup=cgroup,
-                environment=environment,
-                devices=(f"/dev/nvidia{gpu.minor}", *COMPUTE_NODES),
-                parent=main.pid,
-                container=where.container,
-            )
+            devices = (f"/dev/nvidia{gpu.minor}", *COMPUTE_NODES)
+            comm = f"sglang::scheduler_TP{rank}"
+            process = spawn(replace(shared, argv=(comm,), comm=comm, devices=devices, parent=main.pid))
             self._ranks.append(process.pid)
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._read()), loop.create_task(self._watch())]
@@ -125,7 +124,7 @@ class Sglang:
             self._process.terminate()
         try:
             await asyncio.wait_for(self._process.wait(), STOP_TIMEOUT_S)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             self._process.kill()
             await self._process.wait()
         self._gone()
@@ -184,7 +183,8 @@ class Sglang:
         self.port = None
 
     async def _read(self) -> None:
-        async for line in self._process.stdout or ():
+        stream = self._process.stdout or asyncio.StreamReader()
+        async for line in stream:
             self.unit.journal.append(line.decode(errors="replace").rstrip("\n"))
 
     async def _watch(self) -> None:

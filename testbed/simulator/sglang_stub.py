@@ -18,6 +18,12 @@ from typing import Any
 MIB_PER_GB = 953.67  # 1e9 / 2**20: weights are told in decimal GB, GPU memory in MiB
 
 
+def say(line: str) -> None:
+    """Print a line at once: it goes to the journal."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
 class Told:
     """What the simulator knows and a real process would find out from its hardware."""
 
@@ -73,25 +79,31 @@ class Server:
     def fail(self, *lines: str) -> None:
         """Print what the real server prints, and end."""
         for line in lines:
-            print(line, file=sys.stderr, flush=True)
+            say(line)
         os._exit(1)
 
     def load(self) -> None:
         """Go through what a start goes through: model, ranks, NCCL, weights."""
         arguments, told = self.arguments, self.told
-        print(f"server_args=ServerArgs(model_path='{arguments.model_path}', tp_size={arguments.tp})", flush=True)
+        say(f"server_args=ServerArgs(model_path='{arguments.model_path}', tp_size={arguments.tp})")
         if arguments.port in told.taken_ports:
-            self.fail(f"[Errno 98] error while attempting to bind on address ('{arguments.host}', {arguments.port}): "
-                      "address already in use")
+            self.fail(
+                f"[Errno 98] error while attempting to bind on address ('{arguments.host}', {arguments.port}): "
+                "address already in use"
+            )
         if not told.model_exists:
-            self.fail(f"OSError: {arguments.model_path} is not a local folder and is not a valid model identifier "
-                      "listed on 'https://huggingface.co/models'")
+            self.fail(
+                f"OSError: {arguments.model_path} is not a local folder and is not a valid model identifier "
+                "listed on 'https://huggingface.co/models'"
+            )
         if self.ranks > told.visible:
-            self.fail(f"[TP{told.visible}] Scheduler hit an exception: Traceback (most recent call last):",
-                      "torch.AcceleratorError: CUDA error: invalid device ordinal",
-                      f"GPU device may be out of range: {self.ranks} ranks, {told.visible} visible devices")
+            self.fail(
+                f"[TP{told.visible}] Scheduler hit an exception: Traceback (most recent call last):",
+                "torch.AcceleratorError: CUDA error: invalid device ordinal",
+                f"GPU device may be out of range: {self.ranks} ranks, {told.visible} visible devices",
+            )
         for rank in range(self.ranks):
-            print(f"[TP{rank}] Init torch distributed begin.", flush=True)
+            say(f"[TP{rank}] Init torch distributed begin.")
         if self.nccl_hangs():
             self.hung = True
             told.tell("hang")
@@ -99,11 +111,13 @@ class Server:
         share = told.weights_gb * MIB_PER_GB / (arguments.tp * arguments.pp)
         time.sleep(told.load_s / 2)
         if share > told.memory_mib * 0.95:
-            self.fail(f"torch.OutOfMemoryError: CUDA out of memory. GPU 0 has a total capacity of "
-                      f"{told.memory_mib / 1024:.2f} GiB; weights need {share / 1024:.2f} GiB per GPU")
-        print("Load weight end.", flush=True)
+            self.fail(
+                f"torch.OutOfMemoryError: CUDA out of memory. GPU 0 has a total capacity of "
+                f"{told.memory_mib / 1024:.2f} GiB; weights need {share / 1024:.2f} GiB per GPU"
+            )
+        say("Load weight end.")
         time.sleep(told.load_s / 2)
-        print("The server is fired up and ready to roll!", flush=True)
+        say("The server is fired up and ready to roll!")
         told.tell("ready")
         self.ready.set()
 
@@ -208,7 +222,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the base class's name
         """Log requests as uvicorn does, into the journal."""
-        print(f"INFO:     {self.client_address[0]} - {format % args}", flush=True)
+        say(f"INFO:     {self.client_address[0]} - {format % args}")
 
 
 class LoopbackServer(ThreadingHTTPServer):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import secrets
 import shutil
 import subprocess
@@ -27,6 +26,7 @@ from testbed.simulator.ssh import SshServer
 from testbed.simulator.state import HostState, load_state
 from testbed.simulator.tree import Tree
 from testbed.simulator.waiting import Signal
+from testbed.simulator.world import World
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -231,15 +231,8 @@ class Simulator:
         self._log = EventLog(self.folder / "events.jsonl")
         self._changed = Signal()
         self.faults = Faults(self, self._run)
-        self._machine = HostMachine(
-            state=self._state,
-            tree=self._tree,
-            log=self._log,
-            faults=self.faults,
-            changed=self._changed,
-            socket=socket,
-            environment=mark,
-        )
+        world = World(state=self._state, tree=self._tree, log=self._log, faults=self.faults, changed=self._changed)
+        self._machine = HostMachine(world, socket, mark)
         self._home = GuestHome(self.folder / "host", self._tree, socket)
         self._control = Control(self._machine)
         self._ssh = SshServer(self._tree, self._log, {**self._home.environment(self._tree), **mark}, self._keys)

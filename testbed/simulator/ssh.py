@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 LOOPBACK = "127.0.0.1"
 SHELL = "/bin/sh"
+CHUNK = 1 << 16
 
 
 class SshServer:
@@ -114,12 +115,14 @@ class SshServer:
             os.killpg(process.pid, signal.SIGHUP)
             return
         running.add(process)
+        feeding = asyncio.create_task(_feed(channel, process))
         try:
-            await channel.redirect(stdin=process.stdin, stdout=process.stdout, stderr=process.stderr)
+            await asyncio.gather(_pass_on(process.stdout, channel.stdout), _pass_on(process.stderr, channel.stderr))
             status = await process.wait()
-            await channel.stdout.drain()
         finally:
             running.discard(process)
+            feeding.cancel()
+            await asyncio.gather(feeding, return_exceptions=True)
         self._exit(channel, status)
 
     @staticmethod
@@ -128,6 +131,25 @@ class SshServer:
             channel.exit_with_signal(signal.Signals(-status).name.removeprefix("SIG"))
         else:
             channel.exit(status)
+
+
+async def _feed(channel: asyncssh.SSHServerProcess[bytes], process: asyncio.subprocess.Process) -> None:
+    """Pass on what the client sends, until it ends or the command no longer reads."""
+    if process.stdin is None:
+        return
+    with suppress(BrokenPipeError, ConnectionResetError):
+        while data := await channel.stdin.read(CHUNK):
+            process.stdin.write(data)
+            await process.stdin.drain()
+    process.stdin.close()
+
+
+async def _pass_on(source: asyncio.StreamReader | None, target: asyncssh.SSHWriter[bytes]) -> None:
+    """Pass on what the command prints; once the client is gone, only read it."""
+    while source and (data := await source.read(CHUNK)):
+        with suppress(BrokenPipeError, ConnectionError):
+            target.write(data)
+            await target.drain()
 
 
 class _Session(asyncssh.SSHServer):
@@ -158,14 +180,14 @@ class _Session(asyncssh.SSHServer):
         process = asyncssh.SSHServerProcess[bytes](self._server.run, self._files, 3, allow_scp=False)
         return channel, process
 
-    def _files(self, channel: asyncssh.SSHServerChannel[bytes]) -> _Files:
+    def _files(self, channel: asyncssh.SSHChannel[bytes]) -> _Files:
         return _Files(channel, self._server.tree)
 
 
 class _Files(asyncssh.SFTPServer):
     """Files of the private root: it is `/`, and the folder that relative paths start from."""
 
-    def __init__(self, channel: asyncssh.SSHServerChannel[bytes], tree: Tree) -> None:
+    def __init__(self, channel: asyncssh.SSHChannel[bytes], tree: Tree) -> None:
         super().__init__(channel, chroot=os.fsencode(tree.root))
         self._tree = tree
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from testbed.simulator.events import EventKind
 from testbed.simulator.guests import GuestError, guest_lock
+from testbed.simulator.processes import Process
 from testbed.simulator.pveconf import GuestConfig, Mapping, parse_mappings, properties
 
 if TYPE_CHECKING:
@@ -104,11 +105,10 @@ class Vms:
             await asyncio.sleep(START_S * self.kernel.faults.factor)
             groups = sorted({f.group for f in chosen})
             nodes = ("/dev/vfio/vfio", *(f"/dev/vfio/{g}" for g in groups)) if groups else ()
+            argv = ["/usr/bin/kvm", "-id", str(vmid), "-name", f"{config.get('name')},debug-threads=on"]
+            argv += [word for f in chosen for word in ("-device", f"vfio-pci,host={f.address}")]
             process = self.kernel.processes.spawn(
-                "/usr/bin/kvm", "-id", str(vmid), "-name", f"{config.get('name')},debug-threads=on",
-                *(word for f in chosen for word in ("-device", f"vfio-pci,host={f.address}")),
-                cgroup=f"/qemu.slice/{vmid}.scope",
-                devices=nodes,
+                Process(argv=tuple(argv), cgroup=f"/qemu.slice/{vmid}.scope", devices=nodes)
             )
             self._running[vmid] = Vm(vmid, process.pid, tuple(f.address for f in chosen))
             self.tree.put(f"run/qemu-server/{vmid}.pid", f"{process.pid}\n")
@@ -140,7 +140,7 @@ class Vms:
     # --------------------------------------------------------------- devices
 
     def _choose(self, config: GuestConfig) -> list[Function]:
-        """Pick the functions for every hostpci entry: of a mapping's entries, which are alternatives, the first free."""
+        """Pick the functions for every hostpci entry: the first free of a mapping's entries, which are alternatives."""
         taken = {a for vm in self._running.values() for a in vm.devices}
         chosen: list[Function] = []
         for key, value in config.items():

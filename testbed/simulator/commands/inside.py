@@ -36,8 +36,10 @@ async def run_inside(call: Call, container: Container, argv: tuple[str, ...]) ->
             return Answer(call.machine.tree.read(f"{container.rootfs}/etc/hostname") or "")
     if name in FILE_TOOLS:
         return await _file_tool(inner, container)
-    raise LimitError(f"in a container the simulator runs systemctl, journalctl, nvidia-smi, hostname and "
-                     f"{', '.join(FILE_TOOLS)} only, not: {' '.join(argv)}")
+    raise LimitError(
+        f"in a container the simulator runs systemctl, journalctl, nvidia-smi, hostname and "
+        f"{', '.join(FILE_TOOLS)} only, not: {' '.join(argv)}"
+    )
 
 
 async def _file_tool(call: Call, container: Container) -> Answer:
@@ -68,5 +70,5 @@ def _translate(call: Call, container: Container, path: str) -> str:
     proc = _PROC.match(path)
     if proc and proc[1] != "self":
         process = call.machine.processes.inner(container.vmid, int(proc[1]))
-        return str(tree.path(f"proc/{process.pid if process else 0}{path[proc.end(1):]}"))
+        return str(tree.path(f"proc/{process.pid if process else 0}{path[proc.end(1) :]}"))
     return str(tree.path(f"{container.rootfs}{path}"))

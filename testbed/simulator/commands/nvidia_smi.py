@@ -36,8 +36,10 @@ async def nvidia_smi(call: Call) -> Answer:
     if "-q" in given:
         rows = (f"GPU {_bus_id(g)}\n    Product Name                          : {g.model.name}\n"
                 f"    Minor Number                          : {g.minor}\n" for g in gpus)  # fmt: skip
-        return Answer(f"Driver Version                            : {version}\n"
-                      f"Attached GPUs                             : {len(gpus)}\n" + "".join(rows))
+        return Answer(
+            f"Driver Version                            : {version}\n"
+            f"Attached GPUs                             : {len(gpus)}\n" + "".join(rows)
+        )
     if call.args:
         raise call.limit()
     return Answer(f"NVIDIA-SMI {version}   Driver Version: {version}   CUDA Version: 13.0\n")

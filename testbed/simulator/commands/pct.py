@@ -11,7 +11,7 @@ from testbed.simulator.commands.inside import run_inside
 from testbed.simulator.guests import GuestError
 
 if TYPE_CHECKING:
-    from testbed.simulator.containers import Container
+    from testbed.simulator.containers import Container, Containers
 
 NO_CONFIG, FAILED = 2, 255
 _DEV = re.compile(r"^--?(dev\d+)$")
@@ -27,43 +27,47 @@ async def pct(call: Call) -> Answer:
 
 
 async def _run(call: Call) -> Answer:
-    args, all_of_them = call.args, call.machine.containers
+    args, containers = call.args, call.machine.containers
     if args[:1] == ("list",):
-        rows = (f"{c.vmid:<10} {_status(c):<10}              {all_of_them.config(c.vmid).get('hostname')}\n"
-                for c in all_of_them.all.values())  # fmt: skip
-        return Answer("VMID       Status     Lock         Name\n" + "".join(rows))
+        return _list(containers)
     if len(args) < 2 or not args[1].isdigit():
         raise call.limit()
     verb, vmid, rest = args[0], int(args[1]), args[2:]
-    container = all_of_them.need(vmid)
+    container = containers.need(vmid)
     match verb:
         case "status":
             return Answer(f"status: {_status(container)}\n")
         case "config":
             _, given = options(rest, valued=("--current", "-current"))
-            config = all_of_them.config(vmid)
-            items = config.items() if given else config.effective()
-            return Answer("".join(f"{k}: {v}\n" for k, v in items))
+            config = containers.config(vmid)
+            return Answer("".join(f"{k}: {v}\n" for k, v in (config.items() if given else config.effective())))
         case "set":
             values, delete = _changes(call, rest)
-            await all_of_them.set(vmid, values, delete)
-        case "start":
-            options(rest, flags=("--debug", "--skiplock"))
-            await all_of_them.start(vmid)
-        case "stop" | "shutdown":
-            options(rest, flags=("--skiplock",), valued=("--timeout", "-timeout", "--forceStop", "-forceStop"))
-            await all_of_them.stop(vmid)
-        case "reboot":
-            options(rest, valued=("--timeout", "-timeout"))
-            await all_of_them.stop(vmid)
-            await all_of_them.start(vmid)
-        case "exec":
-            return await _exec(call, container, rest)
+            await containers.set(vmid, values, delete)
+            return Answer()
         case "push" | "pull":
             return _copy(call, container, verb, rest)
-        case _:
-            raise call.limit()
+    return await (_exec(call, container, rest) if verb == "exec" else _power(call, verb, vmid, rest))
+
+
+async def _power(call: Call, verb: str, vmid: int, rest: tuple[str, ...]) -> Answer:
+    containers = call.machine.containers
+    valued = ("--timeout", "-timeout", "--forceStop", "-forceStop", "--skiplock", "-skiplock")
+    if verb not in ("start", "stop", "shutdown", "reboot") or options(rest, valued=valued)[0]:
+        raise call.limit()
+    if verb != "start":
+        await containers.stop(vmid)
+    if verb in ("start", "reboot"):
+        await containers.start(vmid)
     return Answer()
+
+
+def _list(containers: Containers) -> Answer:
+    rows = "".join(
+        f"{c.vmid:<10} {_status(c):<10}              {containers.config(c.vmid).get('hostname')}\n"
+        for c in containers.all.values()
+    )
+    return Answer("VMID       Status     Lock         Name\n" + rows)
 
 
 def _status(container: Container) -> str:

@@ -66,9 +66,7 @@ def _changes(call: Call, args: tuple[str, ...]) -> tuple[dict[str, str], set[str
     rest = list(args)
     while rest:
         word, eq, value = rest.pop(0).partition("=")
-        if word.startswith(("-hostpci", "--hostpci")) and not eq:
-            value = rest.pop(0) if rest else ""
-        elif not eq:
+        if (word.startswith(("-hostpci", "--hostpci")) and not eq) or not eq:
             value = rest.pop(0) if rest else ""
         key = _SETTABLE.match(word)
         if key and value:

@@ -9,9 +9,11 @@ from testbed.simulator.commands.call import Answer, Call, options
 from testbed.simulator.systemd import UnitError
 
 if TYPE_CHECKING:
-    from testbed.simulator.systemd import Manager, Unit
+    from testbed.simulator.systemd import Manager
 
 NOT_ACTIVE, NOT_FOUND, FAILED = 3, 4, 1
+ACTIONS = ("start", "stop", "restart", "reload-or-restart", "try-restart")
+ANSWERS = ("is-active", "is-enabled", "is-failed")
 FLAGS = ("--no-pager", "--quiet", "-q", "--value", "--now", "--no-legend", "--plain", "--all", "-a", "--no-block",
          "--wait", "--no-ask-password", "--full", "-l")  # fmt: skip
 VALUED = ("-p", "--property", "-n", "--lines", "-t", "--type", "--state", "--job-mode")
@@ -23,36 +25,40 @@ async def systemctl(call: Call) -> Answer:
     manager = call.machine.manager(call.container)
     verb, names = (words[0] if words else "list-units"), words[1:]
     try:
-        match verb:
-            case "start" | "stop" | "restart" | "reload-or-restart" | "try-restart":
-                return await _act(manager, verb, names)
-            case "enable" | "disable":
-                return await _enable(manager, verb, names, now="--now" in given)
-            case "daemon-reload":
-                manager.reload()
-                return Answer()
-            case "reset-failed":
-                for unit in [manager.need(n) for n in names] or list(manager.units.values()):
-                    manager.reset_failed(unit)
-                return Answer()
-            case "is-active" | "is-enabled" | "is-failed":
-                return _ask(manager, verb, names, quiet=bool({"-q", "--quiet"} & given.keys()))
-            case "is-system-running":
-                failed = any(u.active == "failed" for u in manager.units.values())
-                return Answer("degraded\n", code=1) if failed else Answer("running\n")
-            case "show":
-                wanted = [p for v in given.get("-p", []) + given.get("--property", []) for p in v.split(",")]
-                return _show(call, manager, names, wanted, bare="--value" in given)
-            case "cat":
-                return _cat(manager, names)
-            case "status":
-                return _status(manager, names)
-            case "list-units":
-                return Answer("".join(f"{u.name} loaded {u.active} {u.sub}\n" for u in manager.units.values()))
+        if verb in ACTIONS:
+            return await _act(manager, verb, names)
+        if verb in ("enable", "disable"):
+            return await _enable(manager, verb, names, now="--now" in given)
+        if verb in ANSWERS:
+            return _ask(manager, verb, names, quiet=bool({"-q", "--quiet"} & given.keys()))
+        if verb == "show":
+            wanted = [p for v in given.get("-p", []) + given.get("--property", []) for p in v.split(",")]
+            return _show(call, manager, names, wanted, bare="--value" in given)
+        return _other(call, manager, verb, names)
     except UnitError as error:
         not_found = "not found" in str(error)
         return Answer(stderr=f"Failed to {verb} {' '.join(names)}: {error}\n", code=5 if not_found else FAILED)
-    raise call.limit()
+
+
+def _other(call: Call, manager: Manager, verb: str, names: list[str]) -> Answer:
+    match verb:
+        case "daemon-reload":
+            manager.reload()
+        case "reset-failed":
+            for unit in [manager.need(n) for n in names] or list(manager.units.values()):
+                manager.reset_failed(unit)
+        case "is-system-running":
+            failed = any(u.active == "failed" for u in manager.units.values())
+            return Answer("degraded\n", code=1) if failed else Answer("running\n")
+        case "cat":
+            return _cat(manager, names)
+        case "status":
+            return _status(manager, names)
+        case "list-units":
+            return Answer("".join(f"{u.name} loaded {u.active} {u.sub}\n" for u in manager.units.values()))
+        case _:
+            raise call.limit()
+    return Answer()
 
 
 async def journalctl(call: Call) -> Answer:

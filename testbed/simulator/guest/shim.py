@@ -28,14 +28,14 @@ def nsenter(args: list[str]) -> int:
     split = args.index("--") if "--" in args else len(args)
     names = [a.partition("=")[2] for a in args[:split] if a.startswith("--net=")]
     if len(names) != 1 or len(args[:split]) != 1 or split + 1 >= len(args):
-        print("nsenter: simulator: only `nsenter --net=FILE -- COMMAND` is known", file=sys.stderr)
+        sys.stderr.write("nsenter: simulator: only `nsenter --net=FILE -- COMMAND` is known\n")
         return 2
     answer = ask(op="namespace", path=names[0], cwd=str(Path.cwd()))
     if "error" in answer:
-        print(f"nsenter: {answer['error']}", file=sys.stderr)
+        sys.stderr.write(f"nsenter: {answer['error']}\n")
         return 1
     os.environ["GPU_TOPOLOGY_NETNS"] = answer["namespace"]
-    os.execvp(args[split + 1], args[split + 1 :])  # noqa: S606  nsenter runs what it is given
+    return os.execvp(args[split + 1], args[split + 1 :])  # noqa: S606  nsenter runs what it is given
 
 
 def main() -> int:
@@ -46,7 +46,7 @@ def main() -> int:
     try:
         answer = ask(op="command", argv=[name, *sys.argv[1:]], cwd=str(Path.cwd()))
     except (OSError, ValueError):
-        print(f"{name}: the simulated host is gone", file=sys.stderr)
+        sys.stderr.write(f"{name}: the simulated host is gone\n")
         return GONE
     sys.stdout.write(answer["stdout"])
     sys.stderr.write(answer["stderr"])

@@ -35,7 +35,7 @@ def ask(**request: object) -> dict[str, Any]:
 
 def is_full(path: object) -> bool:
     """Whether a write to the path must fail for want of space."""
-    if isinstance(path, int) or not os.path.exists(TOLD["full"]):
+    if isinstance(path, int) or not Path(TOLD["full"]).exists():
         return False
     return os.path.realpath(os.fspath(path)).startswith(DISK)  # type: ignore[call-overload, no-any-return]
 
@@ -85,7 +85,7 @@ def file_open(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
             raise OSError(errno.EOPNOTSUPP, "simulator: write kernel attributes by os.open and os.write", path)
         if is_full(file):
             opener = kwargs.pop("opener", None) or (lambda name, flags: real_open(name, flags, 0o666))
-            return real_file_open(file, mode, *args, opener=lambda n, f: no_space(opener(n, f)), **kwargs)
+            kwargs["opener"] = lambda name, flags: no_space(opener(name, flags))
     return real_file_open(file, mode, *args, **kwargs)
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CACHE_VARIABLE = "GPU_TOPOLOGY_CACHE"
+SHARED = "shared"  # the link in a clone's .cache to the shared cache that it uses
 
 
 @dataclass(frozen=True)
@@ -89,10 +90,16 @@ class Cache:
             yield waited
 
 
-def find_cache() -> Cache:
-    """The cache that `GPU_TOPOLOGY_CACHE` names, else `.cache` in the clone."""
+def find_cache(repository: Path = REPOSITORY) -> Cache:
+    """The cache that `GPU_TOPOLOGY_CACHE` names, else the shared one that the clone was last set up with, else its own.
+
+    Remembering it keeps a shell that lacks the variable from building everything a second time.
+    """
     named = os.environ.get(CACHE_VARIABLE)
-    return Cache(Path(named).expanduser().resolve() if named else REPOSITORY / ".cache")
+    if named:
+        return Cache(Path(named).expanduser().resolve(), repository)
+    remembered = repository / ".cache" / SHARED
+    return Cache(remembered.resolve() if remembered.is_dir() else repository / ".cache", repository)
 
 
 def digest(*parts: str | bytes | Path) -> str:

@@ -7,7 +7,7 @@ import shlex
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from testbed.engine.cache import Cache, find_cache, link, write_atomically
+from testbed.engine.cache import SHARED, Cache, find_cache, link, write_atomically
 from testbed.engine.cli_source import DYNAMIC, LANGUAGE, Source, cli_on_path
 from testbed.engine.pieces import COMMAND, PROXMOXVE, Origin, Piece, describe
 from testbed.engine.versions import show_version
@@ -135,3 +135,4 @@ def write_env_file(cache: Cache) -> None:
         # Whatever cache is used, the clone has its environment at one place: Pulumi.yaml can name it.
         link(cache.local / "env", cache.env_file)
         link(cache.local / "venv", cache.venv)
+        link(cache.local / SHARED, cache.root)

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import shutil
 import sys
+import tomllib
 
 from testbed.engine.cache import Cache, digest, is_built, mark_built
 from testbed.engine.progress import SetupError, Step, run, step
 
 
 def venv_key(cache: Cache) -> str:
-    """The key of the environment: the lock, the project's metadata, the interpreter and the clone's path."""
+    """The key of the environment: the lock, what is said of the project as a package, the interpreter, the clone."""
     repository = cache.repository
-    return digest(
-        repository / "requirements.lock", repository / "pyproject.toml", sys.version, sys.executable, str(repository)
-    )
+    described = tomllib.loads((repository / "pyproject.toml").read_text())
+    package = json.dumps([described.get(table) for table in ("build-system", "project")])
+    return digest(repository / "requirements.lock", package, sys.version, sys.executable, str(repository))
 
 
 def is_current(cache: Cache) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
+from .container_live import restart_pending
 from .drain import Limits, drain_devices, need_devices, record_revision, start_daemons, start_drained
 from .pci import VFIO, Address, Pci, slot_of
 from .persist import need_driverctl, persist
@@ -62,6 +63,7 @@ def release(operation: Operation, request: Request) -> dict[str, Json]:
     for address in _owned(operation, pool):  # a card that was taken out of the machine
         operation.ledger.table("devices").pop(address)
     start_daemons(operation)
+    restart_pending(operation, request)
     for key in (f"binding:{pool}", f"drain:{pool}"):
         operation.ledger.table("revisions").pop(key, None)
     return {"handed_back": [*leaving]}

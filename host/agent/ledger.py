@@ -31,21 +31,27 @@ def empty() -> Object:
         "devices": {},
         "revisions": {},
         "found": {},
+        "previous": {},
         "drained": [],
+        "pending": [],
         "managed": {"services": [], "vms": [], "containers": []},
         "operation": None,
     }
 
 
-def write_atomically(path: Path, text: str, mode: int = 0o644) -> None:
-    """Replace a file by one rename, so that a reader, or a crash, sees the old text or the new one."""
+def write_atomically(path: Path, text: str, mode: int | None = 0o644) -> None:
+    """Replace a file by one rename, so that a reader, or a crash, sees the old text or the new one.
+
+    A mode of None leaves permissions to the file system: pmxcfs (/etc/pve) refuses chmod.
+    """
     temporary = path.with_name(f".{path.name}.new")
     try:
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o640 if mode is None else mode)
         with open(fd, "w", encoding="utf-8") as file:  # noqa: PTH123 (an open descriptor, for the mode)
             file.write(text)
             file.flush()
-            os.fchmod(file.fileno(), mode)
+            if mode is not None:
+                os.fchmod(file.fileno(), mode)
             os.fsync(file.fileno())
         os.replace(temporary, path)  # noqa: PTH105 (as PVE and driverctl see it: one rename(2))
     except OSError as error:
@@ -98,6 +104,11 @@ class Ledger:
     def drained(self) -> list[Json]:
         """What was stopped and not yet started again, in the order of stopping."""
         return cast("list[Json]", self.data["drained"])
+
+    @property
+    def pending(self) -> list[Json]:
+        """Containers (vmid) whose found GPUs are not all back on the host: restarted when they are."""
+        return cast("list[Json]", self.data["pending"])
 
     def note_drained(self, entry: Object) -> None:
         """Remember that something was stopped."""

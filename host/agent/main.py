@@ -11,13 +11,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .bind import bind, release
+from .container import container, container_release
 from .drain import drain
 from .facts import VERSION, facts
-from .operation import run_mutating
+from .operation import register, run_mutating
 from .request import Request
 from .result import EXIT_CODES, AgentError, BadRequestError, FailedError, Json
 from .root import Root
+from .service import serve, stop
 from .system import System
+from .uninstall import uninstall
+from .unit import unit, unit_release
+from .verify import check_pool, verify
+from .vm import vm, vm_release
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -28,14 +34,26 @@ if TYPE_CHECKING:
 Fields = dict[str, Json]
 
 READING: dict[str, Callable[[System, Request], Fields]] = {
+    "check-pool": check_pool,
     "facts": facts,
+    "verify": verify,
     "version": lambda _system, _request: {"version": VERSION},
 }
 MUTATING: dict[str, Callable[[Operation, Request], Fields]] = {
     "bind": bind,
+    "container": container,
+    "container-release": container_release,
     "drain": drain,
+    "register": register,
     "release": release,
+    "serve": serve,
+    "stop": stop,
+    "unit": unit,
+    "unit-release": unit_release,
+    "vm": vm,
+    "vm-release": vm_release,
 }
+UNINSTALL = "uninstall"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -61,6 +79,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
 def perform(system: System, operation: str, request: Request) -> Fields:
     """One operation's result; AgentError when it did not succeed."""
     try:
+        if operation == UNINSTALL:
+            return uninstall(system, request)
         if read := READING.get(operation):
             return {"ok": True, "changed": False, "steps": [], **read(system, request)}
         return run_mutating(system, operation, request, MUTATING[operation])
@@ -76,7 +96,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="gpu-topology-agent", description=__doc__)
     parser.add_argument("--root", default="/", help="the folder that stands for / (default: /)")
     parser.add_argument("--format", choices=("json", "text"), default="json", help="what stdout carries")
-    parser.add_argument("operation", choices=sorted([*READING, *MUTATING]))
+    parser.add_argument("operation", choices=sorted([*READING, *MUTATING, UNINSTALL]))
     return parser
 
 

@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING
 
 from .ledger import Ledger
 from .lock import host_lock
-from .result import AgentError, BadRequestError, BusyError, FailedError, Json, NotUndoneError, RefusedError, StuckError
+from .result import (
+    AgentError,
+    BadRequestError,
+    BusyError,
+    FailedError,
+    Json,
+    LeftStartingError,
+    NotUndoneError,
+    RefusedError,
+    StuckError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,7 +40,7 @@ class Operation:
         self.changed = False
         self.ledger = Ledger(system.root)
         self._request = {key: value for key, value in request.fields.items() if key not in NOT_JOURNALLED}
-        self._undo: list[tuple[str, Callable[[], None]]] = []
+        self._undo: list[tuple[str, Callable[[], object]]] = []
         interrupted = self.ledger.data["operation"]
         if isinstance(interrupted, dict):
             self.note(
@@ -60,7 +70,7 @@ class Operation:
         self.ledger.save()
         self.note(step)
 
-    def undo_with(self, label: str, action: Callable[[], None]) -> None:
+    def undo_with(self, label: str, action: Callable[[], object]) -> None:
         """Say how to undo what comes next; undone in reverse order."""
         self._undo.append((label, action))
 
@@ -100,8 +110,6 @@ def run_mutating(
         try:
             fields = act(operation, request)
             operation.finish()
-        except (BadRequestError, BusyError):
-            raise
         except Exception as error:
             raise _ended(operation, error) from error
         return {"ok": True, "changed": operation.changed, "steps": list(operation.steps), **fields}
@@ -113,9 +121,14 @@ def _ended(operation: Operation, error: Exception) -> AgentError:
     what = error.message if isinstance(error, AgentError) else f"{type(error).__name__}: {error}"
     ended: AgentError
     if not operation.changed:
-        refused = isinstance(error, RefusedError)
-        ended = RefusedError(what, details) if refused else FailedError(f"{what}. Nothing had been changed", details)
+        if isinstance(error, BadRequestError | RefusedError | BusyError):
+            ended = error
+        else:
+            ended = FailedError(f"{what}. Nothing had been changed", details)
     else:
+        if isinstance(error, LeftStartingError):
+            operation.finish()
+            return error
         failures = operation.roll_back()
         if isinstance(error, StuckError):
             failures.append("the kernel still has that write; see above")
@@ -127,3 +140,11 @@ def _ended(operation: Operation, error: Exception) -> AgentError:
             ended = FailedError(f"{what}. Everything done before was undone", details)
     ended.steps = list(operation.steps)
     return ended
+
+
+def register(operation: Operation, request: Request) -> dict[str, Json]:
+    """Learn what this program manages, so that a drain may stop it; the host is not touched."""
+    operation.ledger.manage(request.managed())
+    for vmid in request.object("managed").numbers("containers"):
+        operation.ledger.manage_guest("containers", vmid)
+    return {}

@@ -74,3 +74,19 @@ def started_at(system: System, stat: str) -> dt.datetime | None:
         return None
     seconds = int(boot.group(1)) + int(fields[19]) / os.sysconf("SC_CLK_TCK")
     return dt.datetime.fromtimestamp(seconds, dt.UTC)
+
+
+def unit_pids(system: System, service: Service) -> list[int]:
+    """Host PIDs of every process of a service's unit."""
+    numbers = [int(name) for name in system.root.names("/proc") if name.isdigit()]
+    return sorted(pid for pid in numbers if process_place(system, pid) == (service.unit, service.container))
+
+
+def unit_environment(system: System, service: Service) -> dict[str, str]:
+    """The allowed environment of the unit's processes; that of the oldest wins, which is the main one."""
+    merged: dict[str, str] = {}
+    for pid in unit_pids(system, service):
+        seen = process(system, pid)
+        environment = seen["environment"] if seen else {}
+        merged = (cast("dict[str, str]", environment)) | merged
+    return merged

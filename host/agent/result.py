@@ -72,3 +72,7 @@ class NotUndoneError(AgentError):
 
 class StuckError(FailedError):
     """A kernel write did not return: its writer may hang in the kernel, whatever is undone around it."""
+
+
+class LeftStartingError(NotUndoneError):
+    """The person's connection is gone: the service goes on loading, and the next run looks at it again."""

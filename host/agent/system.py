@@ -60,8 +60,10 @@ class System:
 
     def progress(self, line: str) -> None:
         """Tell the person one line; a connection that is gone must not stop the operation."""
-        with contextlib.suppress(OSError, ValueError):
+        try:
             print(line, file=self.stream, flush=True)
+        except (OSError, ValueError):
+            self.cut_off = True
 
     def has(self, command: str) -> bool:
         """Whether a command is on the host's PATH."""

@@ -1,0 +1,230 @@
+"""The GPU lines of a container's configuration: which they are, what they pass, and their rewriting. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+NEEDED = ("/dev/nvidiactl", "/dev/nvidia-uvm")
+"""Without these CUDA sees no GPU; nvidia-uvm-tools and nvidia-modeset are passed where the host has them."""
+USEFUL = (*NEEDED, "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
+CONTROL_MINORS = (254, 255)
+"""Minors of nvidia-modeset and nvidiactl on nvidia's own major."""
+DEV_OPTIONS = "mode=0666"
+"""CUDA of a user other than the container's root opens the nodes for writing; Proxmox's default is 0660."""
+DEFAULT_CGROUP_KEY = "lxc.cgroup2.devices.allow"
+
+_DEV = re.compile(r"dev(\d+):\s*(.*?)\s*")
+_MOUNT = re.compile(r"lxc\.mount\.entry\s*[:=]\s*(/dev/nvidia\S*)\s.*")
+_CGROUP = re.compile(r"(lxc\.cgroup2?\.devices\.allow)\s*[:=]\s*(?:c\s+(\d+):(\d+|\*)|(a))(?:\s+([rwm]+))?\s*.*")
+_GPU_NODE = re.compile(r"/dev/nvidia(\d+)")
+_NEW_MOUNT = "lxc.mount.entry: {node} {inner} none bind,optional,create=file"
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a container is to be given: device minors, and what the host's driver has at all."""
+
+    minors: frozenset[int]
+    every_minor: frozenset[int]
+    nodes: tuple[str, ...]  # nodes beside the GPUs' own that exist on the host, needed ones first
+    major: int = 195
+    other_majors: frozenset[int] = frozenset()
+
+    @property
+    def owns_all(self) -> bool:
+        """Whether it is given every GPU of the driver: then a wildcard allows no stranger's."""
+        return self.minors >= self.every_minor
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of the main section, and what it says of a GPU's node, if anything."""
+
+    text: str
+    node: str | None = None  # a device node that it passes
+    dev: int | None = None  # N of devN
+    cgroup: tuple[int, int | None] | None = None  # nvidia (major, minor) that it allows; None is any
+    key: str = ""
+    access: str = ""
+    allows_all: bool = False
+
+    @property
+    def raw(self) -> bool:
+        """Whether it is an nvidia line that `pct set` can't touch."""
+        return self.cgroup is not None or (self.node is not None and self.dev is None)
+
+    @property
+    def ours(self) -> bool:
+        """Whether it is a GPU line at all."""
+        return self.node is not None or self.cgroup is not None
+
+    @property
+    def minor(self) -> int | None:
+        """N, where the node is a /dev/nvidiaN."""
+        match = _GPU_NODE.fullmatch(self.node or "")
+        return int(match.group(1)) if match else None
+
+
+@dataclass(frozen=True)
+class Config:
+    """A configuration file: the lines of its main section, and the sections after it (pending, snapshots) as text."""
+
+    lines: tuple[Line, ...]
+    rest: str
+
+    @property
+    def minors(self) -> frozenset[int]:
+        """N of every /dev/nvidiaN that it passes."""
+        return frozenset(line.minor for line in self.lines if line.minor is not None)
+
+    @property
+    def nodes(self) -> frozenset[str]:
+        """Every nvidia node that it passes."""
+        return frozenset(line.node for line in self.lines if line.node)
+
+    def text(self) -> str:
+        """The file's text."""
+        return "".join(line.text + "\n" for line in self.lines) + self.rest
+
+    @property
+    def pending_devices(self) -> bool:
+        """Whether changes of device entries wait for the container's next start."""
+        section = re.search(r"^\[pve:pending\]\n((?:(?!\[).*\n?)*)", self.rest, re.MULTILINE | re.IGNORECASE)
+        return bool(section and re.search(r"^(dev\d+|delete):", section.group(1), re.MULTILINE))
+
+    def setting(self, key: str) -> str | None:
+        """A plain setting's value."""
+        start = f"{key}:"
+        return next((line.text[len(start) :].strip() for line in self.lines if line.text.startswith(start)), None)
+
+
+def parse(text: str, majors: frozenset[int] = frozenset({195})) -> Config:
+    """Read a configuration; `majors` are the character majors of the host's nvidia drivers."""
+    main, bracket, rest = text, "", ""
+    if match := re.search(r"^\[", text, re.MULTILINE):
+        main, bracket, rest = text[: match.start()], "[", text[match.end() :]
+    return Config(tuple(_line(line, majors) for line in main.removesuffix("\n").split("\n")), bracket + rest)
+
+
+def _line(text: str, majors: frozenset[int]) -> Line:
+    if match := _DEV.fullmatch(text):
+        path = next((part.removeprefix("path=") for part in match.group(2).split(",") if "/dev/" in part), "")
+        return Line(text, node=path if path.startswith("/dev/nvidia") else None, dev=int(match.group(1)))
+    if match := _MOUNT.fullmatch(text):
+        return Line(text, node=match.group(1))
+    if match := _CGROUP.fullmatch(text):
+        key, major, minor, everything, access = match.groups()
+        if everything:
+            return Line(text, allows_all=True)
+        if int(major) in majors:
+            rule = (int(major), None if minor == "*" else int(minor))
+            return Line(text, cgroup=rule, key=key, access=access or "rwm")
+    return Line(text)
+
+
+def passes_exactly(config: Config, wanted: Wanted) -> bool:
+    """Whether the container is given exactly the wanted GPUs, in whatever style and order."""
+    if config.minors != wanted.minors or (wanted.minors and not config.nodes.issuperset(NEEDED)):
+        return False
+    rules = {line.cgroup for line in config.lines if line.cgroup and line.cgroup[0] == wanted.major}
+    mounted = any(line.raw and line.node for line in config.lines)
+    if (wanted.major, None) in rules:
+        return wanted.owns_all
+    allowed = {minor for _, minor in rules}
+    if mounted and not any(line.allows_all for line in config.lines):
+        by_mount = {line.minor for line in config.lines if line.raw and line.minor is not None}
+        if not allowed >= by_mount | {255}:
+            return False
+    return allowed <= wanted.minors | set(CONTROL_MINORS)
+
+
+def with_raw(config: Config, wanted: Wanted) -> Config:
+    """Pass the wanted GPUs by raw lines: kept lines stay in place, the others go, missing ones follow their like."""
+    lines = [line for line in config.lines if not (line.node and line.dev is not None)]
+    lines = [line for line in lines if not line.node or line.minor in wanted.minors or line.minor is None]
+    present = {line.node for line in lines}
+    mounts = [f"/dev/nvidia{minor}" for minor in sorted(wanted.minors)] + list(wanted.nodes)
+    missing = [node for node in mounts if node not in present]
+    new = [Line(_NEW_MOUNT.format(node=node, inner=node[1:]), node=node) for node in missing]
+    lines = _after(lines, lambda line: line.node is not None, new)
+    return Config(tuple(_with_rules(lines, wanted)), config.rest)
+
+
+def _with_rules(lines: list[Line], wanted: Wanted) -> list[Line]:
+    """Narrow the cgroup rules of nvidia's major to the passed minors; the other majors have no minor per GPU."""
+    if any(line.allows_all for line in lines):
+        return lines
+    rules = [line for line in lines if line.cgroup]
+    template = next((line for line in rules if line.cgroup and line.cgroup[0] == wanted.major), None)
+    key, access = (template.key, template.access) if template else (DEFAULT_CGROUP_KEY, "rwm")
+    wildcard = Line(f"{key}: c {wanted.major}:* {access}", cgroup=(wanted.major, None), key=key, access=access)
+    if template and template.cgroup == wildcard.cgroup and wanted.owns_all:
+        exact = []
+        kept = [line for line in lines if not (line.cgroup and line.cgroup[0] == wanted.major) or line is template]
+    else:
+        targets = [*sorted(wanted.minors), 255]
+        allowed = {*targets, *CONTROL_MINORS}
+        kept = [
+            line for line in lines if not (line.cgroup and line.cgroup[0] == wanted.major) or line.cgroup[1] in allowed
+        ]
+        has = {line.cgroup[1] for line in kept if line.cgroup and line.cgroup[0] == wanted.major}
+        exact = [
+            Line(f"{key}: c {wanted.major}:{minor} {access}", cgroup=(wanted.major, minor))
+            for minor in targets
+            if minor not in has
+        ]
+    majors = {line.cgroup[0] for line in rules if line.cgroup}
+    for major in sorted(wanted.other_majors - majors):
+        exact.append(Line(f"{key}: c {major}:* {access}", cgroup=(major, None)))
+    place = lines.index(template) if template else None
+    if place is not None and template not in kept:
+        before = sum(1 for line in lines[:place] if line in kept)
+        return [*kept[:before], *exact, *kept[before:]]
+    return _after(kept, lambda line: line.cgroup is not None, exact)
+
+
+def _after(lines: list[Line], like: object, new: list[Line]) -> list[Line]:
+    """Insert lines after the last of their like, or at the end of the main section."""
+    last = max((index for index, line in enumerate(lines) if like(line)), default=None)  # type: ignore[operator]
+    if last is None:
+        last = max((index for index, line in enumerate(lines) if line.text.strip()), default=-1)
+    return [*lines[: last + 1], *new, *lines[last + 1 :]]
+
+
+@dataclass(frozen=True)
+class DevPlan:
+    """How to pass GPUs by devN: the file without nvidia's raw lines, then what `pct set` sets and deletes."""
+
+    without_raw: Config
+    sets: dict[str, str] = field(default_factory=dict)
+    deletes: tuple[str, ...] = ()
+
+
+def plan_dev(config: Config, wanted: Wanted) -> DevPlan:
+    """Pass the wanted GPUs by devN: entries that stay keep their number, new ones take the lowest free."""
+    nodes = [f"/dev/nvidia{minor}" for minor in sorted(wanted.minors)] + list(wanted.nodes)
+    devs = {line.dev: line for line in config.lines if line.dev is not None}
+    gone = [number for number, line in devs.items() if line.node and line.minor is not None and line.node not in nodes]
+    kept = {line.node for number, line in devs.items() if number not in gone and line.node}
+    free = (number for number in range(256) if number not in devs or number in gone)
+    sets = {f"dev{next(free)}": f"{node},{DEV_OPTIONS}" for node in nodes if node not in kept}
+    deletes = tuple(f"dev{number}" for number in sorted(gone) if f"dev{number}" not in sets)
+    without = Config(tuple(line for line in config.lines if not line.raw), config.rest)
+    return DevPlan(without, sets, deletes)
+
+
+def with_gpu_lines_of(config: Config, found: Config, strangers: frozenset[int] = frozenset()) -> Config:
+    """Give a configuration back the GPU lines that were found, without those of minors that others have by now."""
+    lines = tuple(line for line in found.lines if line.minor is None or line.minor not in strangers)
+    plain = tuple(line for line in config.lines if not line.ours)
+    if plain == tuple(line for line in lines if not line.ours):
+        return Config(lines, config.rest)
+    taken = {line.dev for line in plain if line.dev is not None}
+    free = (number for number in range(256) if number not in taken)
+    own = [line if line.dev is None else _renumbered(line, next(free)) for line in lines if line.ours]
+    return Config(tuple(_after(list(plain), lambda _line: False, own)), config.rest)
+
+
+def _renumbered(line: Line, number: int) -> Line:
+    return Line(re.sub(r"^dev\d+", f"dev{number}", line.text), node=line.node, dev=number)

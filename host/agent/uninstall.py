@@ -1,0 +1,39 @@
+"""Uninstall: leave no file of ours on the host, once nothing there is ours any more."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .ledger import FOLDER, Ledger
+from .lock import LOCK, host_lock
+from .result import Json, RefusedError
+
+if TYPE_CHECKING:
+    from .request import Request
+    from .system import System
+
+
+def uninstall(system: System, request: Request) -> dict[str, Json]:
+    """Remove the ledger, the lock file and the agent itself; refused while something is still to be handed back."""
+    root = system.root
+    with host_lock(system, request.seconds("lock_wait_s", 120.0)):
+        ledger = Ledger(root)
+        left = [*ledger.table("devices"), *ledger.table("found")]
+        if left:
+            raise RefusedError(
+                f"the ledger still answers for {', '.join(sorted(left))}: release them first (`pulumi destroy` does), "
+                "or what was found there could never be given back"
+            )
+        removed: list[Json] = []
+        if root.at(FOLDER).exists():
+            shutil.rmtree(root.at(FOLDER))
+            removed.append(FOLDER)
+        agent = Path(sys.argv[0])
+        if agent.suffix == ".pyz" and agent.resolve().is_relative_to(root.folder.resolve()) and agent.exists():
+            agent.unlink()
+            removed.append(str(agent))
+        root.at(LOCK).unlink(missing_ok=True)
+    return {"ok": True, "changed": bool(removed), "steps": [], "removed": removed}

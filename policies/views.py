@@ -7,6 +7,7 @@ where a value is not known yet.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pulumi_policy.proxy import UnknownValueError
@@ -34,10 +35,18 @@ def view(spec: type[Spec], props: Mapping[str, Any], key: str) -> Spec:
         raise ViewError(f"input {key} is missing") from None
     except UnknownValueError as error:
         raise ViewError(f"input {'.'.join(error.props)} is not known yet") from None
+    wanted: Any = spec
     try:
-        return TypeAdapter(spec).validate_python(value)
+        found: Spec = _adapter(wanted).validate_python(value)
     except ValidationError as error:
         raise ViewError("; ".join(_described(key, detail) for detail in error.errors()[:3])) from None
+    return found
+
+
+@cache
+def _adapter(spec: Any) -> TypeAdapter[Any]:
+    """Make the reader of a spec once: that takes milliseconds, and every policy of a component asks for it."""
+    return TypeAdapter(spec)
 
 
 def _plain(value: Any) -> Any:

@@ -92,10 +92,15 @@ def _problems(error: ValidationError, raw: Mapping[Any, Any]) -> list[Problem]:
     found: dict[Path, Problem] = {}
     for detail in error.errors():
         path, tags = _follow(detail["loc"], raw, missing=detail["type"] == "missing")
-        if _hidden_by_placeholder(path, raw) or (tags == ("str",) and isinstance(detail["input"], Mapping)):
+        if _hidden_by_placeholder(path, raw) or (tags == ("str",) and _is_object(detail["input"], schema, path)):
             continue
         found.setdefault(path, _bad_key(detail, path) if "[key]" in tags else _problem(detail, path, schema))
     return list(found.values())
+
+
+def _is_object(value: object, schema: dict[str, Any], path: Path) -> bool:
+    """Tell a mapping where one is allowed beside text: then what is wrong is inside of it."""
+    return isinstance(value, Mapping) and "properties" in _node(schema, path)
 
 
 def _follow(loc: Path, raw: Mapping[Any, Any], *, missing: bool) -> tuple[Path, tuple[str | int, ...]]:

@@ -17,7 +17,7 @@ def venv_key(cache: Cache) -> str:
     repository = cache.repository
     described = tomllib.loads((repository / "pyproject.toml").read_text())
     package = json.dumps([described.get(table) for table in ("build-system", "project")])
-    return digest(repository / "requirements.lock", package, sys.version, sys.executable, str(repository))
+    return digest(repository / "requirements.lock", package, sys.version, str(repository))
 
 
 def is_current(cache: Cache) -> bool:

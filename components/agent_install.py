@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 class AgentInstall(pulumi.ComponentResource):
     """The agent on the host: copied again when its source changes, removed last on a destroy; depend on `ready`."""
 
-    ready: remote.Command
-
     def __init__(
         self,
         name: str,

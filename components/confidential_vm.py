@@ -15,9 +15,9 @@ from pulumi_proxmoxve import (
     VmLegacyMemoryArgs,
     VmLegacyNetworkDeviceArgs,
 )
-from topology.rules import check_vm, refuse
 
 from host.resources.vm import VmGpus
+from topology.rules import check_vm, refuse
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,14 +44,14 @@ class ConfidentialVm(pulumi.ComponentResource):
         TopologyError: the VM breaks a rule.
     """
 
-    machine: pulumi.Resource
-
     def __init__(self, name: str, args: ConfidentialVmArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         vm = args.vm
         refuse(check_vm(vm))
         super().__init__("gpu-topology:index:ConfidentialVm", name, {"vm": asdict(vm), "host": asdict(args.host)}, opts)
         child = pulumi.ResourceOptions(parent=self, depends_on=list(args.after))
-        self.machine = _gpus(name, vm, child) if vm.whole is None else _whole(name, vm, vm.whole, args, child)
+        self.machine: pulumi.Resource = (
+            _gpus(name, vm, child) if vm.whole is None else _whole(name, vm, vm.whole, args, child)
+        )
         self.register_outputs({"vmid": vm.vmid, "devices": list(vm.devices)})
 
 

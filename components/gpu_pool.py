@@ -6,11 +6,10 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 import pulumi
+
 from topology.rules import check_pool, refuse
 
 if TYPE_CHECKING:
-    from pulumi_command.remote import Command
-
     from components.access import HostAccess
     from topology.spec import DeviceSpec, HostSpec, PoolSpec
 
@@ -30,8 +29,6 @@ class GpuPool(pulumi.ComponentResource):
     Raises:
         TopologyError: the pool breaks a rule.
     """
-
-    verified: Command
 
     def __init__(self, name: str, args: GpuPoolArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         refuse(check_pool(args.pool, args.host))

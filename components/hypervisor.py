@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
     import pulumi
     from pulumi_proxmoxve import Provider
-    from topology.plan import Plan
 
     from components.access import HostAccess
     from topology.facts import MappingFacts
+    from topology.plan import Plan
     from topology.spec import TopologySpec
 
 

@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 import pulumi
-from topology.rules import check_container, refuse
 
 from host.resources.container import ContainerGpus
+from topology.rules import check_container, refuse
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,8 +31,6 @@ class LxcGpuPassthrough(pulumi.ComponentResource):
     Raises:
         TopologyError: the container's pool is not on nvidia, or another rule is broken.
     """
-
-    passed: ContainerGpus
 
     def __init__(self, name: str, args: LxcGpuPassthroughArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         container = args.container

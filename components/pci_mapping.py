@@ -32,8 +32,6 @@ class PciMappingArgs:
 class PciMapping(pulumi.ComponentResource):
     """A mapping; depend on `mapped`."""
 
-    mapped: Pci
-
     def __init__(self, name: str, args: PciMappingArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("gpu-topology:index:PciMapping", name, {"mapping": asdict(args.mapping)}, opts)
         mapping = args.mapping

@@ -7,15 +7,13 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 import pulumi
-from topology.rules import check_service, refuse
 
 from host.resources.canonical import CanonicalUnit
 from host.resources.unit import UnitFile
+from topology.rules import check_service, refuse
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from pulumi_command.remote import Command
 
     from components.access import HostAccess
     from topology.spec import ServiceSpec
@@ -38,11 +36,6 @@ class SglangService(pulumi.ComponentResource):
     Raises:
         TopologyError: tensor parallelism, memory or the NCCL environment breaks a rule.
     """
-
-    unit: UnitFile
-    serving: Command
-    verified: Command
-    copy: CanonicalUnit
 
     def __init__(self, name: str, args: SglangServiceArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         service = args.service

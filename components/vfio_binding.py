@@ -12,8 +12,6 @@ from host.resources.binding import DriverBinding
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from pulumi_command.remote import Command
-
     from components.access import HostAccess
     from topology.spec import BindingSpec
 
@@ -33,9 +31,6 @@ class VfioBinding(pulumi.ComponentResource):
 
     `drained` is an action keyed by the devices and driver about to change; call `bind` once all drains are known.
     """
-
-    drained: Command
-    bound: DriverBinding
 
     def __init__(self, name: str, args: VfioBindingArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("gpu-topology:index:VfioBinding", name, {"binding": asdict(args.binding)}, opts)
@@ -57,7 +52,7 @@ class VfioBinding(pulumi.ComponentResource):
     def bind(self, drains: Sequence[pulumi.Resource]) -> DriverBinding:
         """Bind once `drains` (those of every pool of the host) are done."""
         binding = self._args.binding
-        self.bound = DriverBinding(
+        bound = DriverBinding(
             f"{self._name}-driver",
             {
                 "pool": binding.pool,
@@ -70,4 +65,4 @@ class VfioBinding(pulumi.ComponentResource):
             pulumi.ResourceOptions(parent=self, depends_on=[self.drained, *drains]),
         )
         self.register_outputs({"devices": list(binding.devices), "driver": binding.driver})
-        return self.bound
+        return bound

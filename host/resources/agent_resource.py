@@ -90,7 +90,11 @@ class AgentResourceProvider(HostResourceProvider):
 
 
 class ObservedResource(Resource):
-    """A resource in the state whose output `observed` says what was last seen."""
+    """A resource in the state whose output `observed` says what was last seen.
+
+    Pulumi evaluates a resource class's annotations when outputs come back, so neither this class nor a component has
+    one that names a type imported for type checking alone.
+    """
 
     provider_type: ClassVar[type[ResourceProvider]]
 

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, ClassVar
 from host.resources.agent_resource import AgentResourceProvider, ObservedResource
 
 if TYPE_CHECKING:
-    from pulumi.dynamic import ResourceProvider
-
     from host.resources.session import Properties
     from topology.facts import DeviceFacts, Facts
 
@@ -49,7 +47,7 @@ class DriverBindingProvider(AgentResourceProvider):
 class DriverBinding(ObservedResource, module="gpu-topology", name="DriverBinding"):
     """The binding in the state: `devices`, `driver` and what was `observed`."""
 
-    provider_type: ClassVar[type[ResourceProvider]] = DriverBindingProvider
+    provider_type = DriverBindingProvider
 
 
 def _texts(value: object) -> list[str]:

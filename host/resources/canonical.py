@@ -6,13 +6,15 @@ import contextlib
 import os
 import tempfile
 from pathlib import Path
-from typing import ClassVar
 
 from pulumi.dynamic import CreateResult, DiffResult, ReadResult, ResourceProvider, UpdateResult
 
 from host.errors import HostError
 from host.resources.agent_resource import OBSERVED, ObservedResource
 from host.resources.session import Properties, readable
+
+AS_WANTED = "adopted"
+"""The revision that a plan gives a copy which already equals the unit."""
 
 
 class CanonicalUnitProvider(ResourceProvider):
@@ -21,9 +23,10 @@ class CanonicalUnitProvider(ResourceProvider):
     serialize_as_secret_always = False
 
     def diff(self, _id: str, olds: Properties, news: Properties) -> DiffResult:
-        """Another text, another place, or a copy that drifted (`revision` follows the file as preview saw it)."""
-        changed = any(olds.get(name) != news.get(name) for name in ("path", "text", "revision"))
-        return DiffResult(changes=changed or olds.get(OBSERVED) != news.get("text"))
+        """Another text, another place, or a copy that drifted: by a refresh, or as the plan saw the file itself."""
+        changed = any(olds.get(name) != news.get(name) for name in ("path", "text"))
+        drifted = olds.get(OBSERVED) != news.get("text") or news.get("revision") != AS_WANTED
+        return DiffResult(changes=changed or drifted)
 
     @readable
     def create(self, props: Properties) -> CreateResult:
@@ -45,7 +48,7 @@ class CanonicalUnitProvider(ResourceProvider):
 class CanonicalUnit(ObservedResource, module="gpu-topology", name="CanonicalUnit"):
     """The copy in the state."""
 
-    provider_type: ClassVar[type[ResourceProvider]] = CanonicalUnitProvider
+    provider_type = CanonicalUnitProvider
 
 
 def read_copy(path: str) -> str | None:

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+from host.resources.agent_resource import AgentResourceProvider, ObservedResource
 from topology.lxc import passed_devices
 
-from host.resources.agent_resource import AgentResourceProvider, ObservedResource
-
 if TYPE_CHECKING:
-    from pulumi.dynamic import ResourceProvider
-
     from host.resources.session import Properties
     from topology.facts import Facts
 
@@ -52,4 +49,4 @@ class ContainerGpusProvider(AgentResourceProvider):
 class ContainerGpus(ObservedResource, module="gpu-topology", name="ContainerGpus"):
     """The container's GPUs in the state."""
 
-    provider_type: ClassVar[type[ResourceProvider]] = ContainerGpusProvider
+    provider_type = ContainerGpusProvider

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, ClassVar
 from host.resources.agent_resource import AgentResourceProvider, ObservedResource
 
 if TYPE_CHECKING:
-    from pulumi.dynamic import ResourceProvider
-
     from host.resources.session import Properties
     from topology.facts import Facts
 
@@ -49,4 +47,4 @@ class UnitFileProvider(AgentResourceProvider):
 class UnitFile(ObservedResource, module="gpu-topology", name="UnitFile"):
     """The unit file in the state, with the tensor parallelism it was computed for."""
 
-    provider_type: ClassVar[type[ResourceProvider]] = UnitFileProvider
+    provider_type = UnitFileProvider

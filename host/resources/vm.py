@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+from host.resources.agent_resource import AgentResourceProvider, ObservedResource
 from topology.compare import mapped_hostpci_count
 
-from host.resources.agent_resource import AgentResourceProvider, ObservedResource
-
 if TYPE_CHECKING:
-    from pulumi.dynamic import ResourceProvider
-
     from host.resources.session import Properties
     from topology.facts import Facts
 
@@ -55,4 +52,4 @@ class VmGpusProvider(AgentResourceProvider):
 class VmGpus(ObservedResource, module="gpu-topology", name="VmGpus"):
     """The VM's GPUs in the state."""
 
-    provider_type: ClassVar[type[ResourceProvider]] = VmGpusProvider
+    provider_type = VmGpusProvider

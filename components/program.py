@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pulumi
 from pulumi_proxmoxve import Provider
-from topology.export import topology_output
-from topology.plan import make_plan
 
 from components.access import HostAccess
 from components.hypervisor import HypervisorArgs, build_hypervisor
@@ -17,8 +15,11 @@ from host.errors import HostError
 from host.facts import gather_facts
 from host.resources.canonical import read_copy
 from host.target import target
+from topology.export import topology_output
 from topology.load import load_topology
+from topology.plan import make_plan
 from topology.problem import TopologyError
+from topology.rules import service_fit
 
 if TYPE_CHECKING:
     from topology.config import Proxmox, Topology
@@ -47,8 +48,8 @@ def _build() -> None:
     plan = make_plan(topology, facts, base=base, read_local=lambda path: read_copy(str(base / path)))
     for warning in plan.warnings:
         pulumi.warn(str(warning))
-    for change in plan.changes:
-        pulumi.info(str(change))
+    for line in (*plan.changes, *map(service_fit, plan.spec.services)):
+        pulumi.info(str(line))
     build_hypervisor(
         HypervisorArgs(
             plan=plan,

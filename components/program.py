@@ -48,7 +48,8 @@ def _build() -> None:
     plan = make_plan(topology, facts, base=base, read_local=lambda path: read_copy(str(base / path)))
     for warning in plan.warnings:
         pulumi.warn(str(warning))
-    for line in (*plan.changes, *map(service_fit, plan.spec.services)):
+    fits = [f"service {service.name} at tp {service.tp}: {service_fit(service)}" for service in plan.spec.services]
+    for line in (*plan.changes, *fits):
         pulumi.info(str(line))
     build_hypervisor(
         HypervisorArgs(

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 # A Pulumi schema's specification of a property or a type: JSON as published, hence not typed any further.
 Spec = dict[str, Any]
 
+_FROM_THE_ENGINE = ("version", "pluginDownloadURL", "__internal")
+"""What the engine writes into a provider's configuration for itself; a plugin sees it and no schema has it."""
+
 
 @dataclass(frozen=True)
 class Failure:
@@ -59,7 +62,8 @@ class Schema:
     def check_config(self, props: Props) -> list[Failure]:
         """As `check`, for the provider's own configuration; every value may also be its JSON text."""
         variables = self._json["provider"].get("inputProperties", {})
-        return list(self._object(variables, [], self.parse_config(props), ""))
+        given = {key: value for key, value in self.parse_config(props).items() if key not in _FROM_THE_ENGINE}
+        return list(self._object(variables, [], given, ""))
 
     def parse_config(self, props: Props) -> Props:
         """The configuration with the JSON texts of numbers, booleans and objects read; the engine sends only texts."""

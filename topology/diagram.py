@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 WIDTH = 100
 _NARROW = 80
+_LONGEST_NAME = 24
 _NVIDIA_VENDOR = "10de"
 _DISPLAY = "03"
 _STYLES = {"nvidia": "green", "vfio-pci": "magenta"}
@@ -161,6 +162,9 @@ class _Columns:
 
 def _gpu_table(gpus: Iterable[GpuView], old: dict[PciAddress, GpuView], services: Iterable[ServiceView]) -> Table:
     table = Table.grid(padding=(0, 2))
+    for _ in range(4):
+        table.add_column(no_wrap=True)
+    table.add_column(overflow="ellipsis", max_width=_LONGEST_NAME)
     for gpu in gpus:
         was = old.get(gpu.address, gpu)
         changed = (was.driver, was.owner) != (gpu.driver, gpu.owner)
@@ -169,7 +173,7 @@ def _gpu_table(gpus: Iterable[GpuView], old: dict[PciAddress, GpuView], services
             Text(gpu.address.short),
             Text(gpu.driver, style=_STYLES.get(gpu.driver, "red")),
             Text(gpu.owner or "no guest", style="" if gpu.owner else "dim"),
-            Text(" ".join(service.name for service in services if gpu.address in service.gpus), style="dim"),
+            Text(" ".join(service.name for service in services if gpu.address in service.gpus), "dim", no_wrap=True),
         )
     return table
 

@@ -21,11 +21,12 @@ NEEDED_NODES = frozenset({"nvidiactl", "nvidia-uvm"})
 _NVIDIA_MAJOR = 195
 """Linux, Documentation/admin-guide/devices.txt."""
 _CONTROL_MINOR = 255
+_MODESET_MINOR = 254
 _LINE = re.compile(r"(lxc\.[a-z0-9_.-]+|[a-z][a-z0-9_-]*)(?::|\s*=)\s*(.*?)\s*")
 _DEV_KEY = re.compile(r"dev\d+")
 _NODE = re.compile(r"/?dev/(nvidia(?:\d+|ctl|-[a-z-]+(?:/.*)?))")
 _GPU_NODE = re.compile(r"nvidia(\d+)")
-_CGROUP_RULE = re.compile(r"c\s+(\d+|\*):(\d+|\*)\s+\S+")
+_CGROUP_RULE = re.compile(r"(?:a|c\s+(\d+|\*):(\d+|\*))(?:\s.*)?")
 _CGROUP_KEYS = {"lxc.cgroup2.devices.allow", "lxc.cgroup.devices.allow"}
 
 
@@ -52,8 +53,8 @@ class Passed:
             return None
         return Passthrough.RAW if self.raw_nodes else Passthrough.DEV
 
-    def allows(self, major: int, minor: int | None) -> bool:
-        """Whether raw rules allow a device; `minor` None asks for all minors of the major."""
+    def allows(self, major: int, minor: int) -> bool:
+        """Whether raw rules allow a device."""
         return any(ma in {None, major} and (mi is None or mi == minor) for ma, mi in self.rules)
 
 
@@ -83,8 +84,8 @@ def _nodes(path: str) -> Iterator[str]:
         yield match[1]
 
 
-def _number(text: str) -> int | None:
-    return None if text == "*" else int(text)
+def _number(text: str | None) -> int | None:
+    return int(text) if text and text != "*" else None
 
 
 def passed_devices(container: ContainerFacts, facts: Facts) -> tuple[PciAddress, ...]:
@@ -105,20 +106,27 @@ def container_changes(container: ContainerFacts, wanted: tuple[PciAddress, ...],
         changes.append(Change(subject, "GPUs", listed(before), listed(a.short for a in sorted(wanted))))
     if missing := NEEDED_NODES - passed.nodes:
         changes.append(Change(subject, "device nodes", "without " + listed(sorted(missing)), "with them"))
-    if passed.raw_nodes and not changes:
+    if not changes:
         changes += _rule_changes(subject, passed, wanted, facts)
     return tuple(changes)
 
 
 def _rule_changes(subject: str, passed: Passed, wanted: tuple[PciAddress, ...], facts: Facts) -> Iterator[Change]:
-    """Raw lines need cgroup rules beside them; `dev[n]` keys bring their own."""
+    """Raw lines need cgroup rules beside them, `dev[n]` keys bring their own; neither may allow another's GPU."""
     minors = {d.minor for d in facts.devices if d.address in wanted and d.minor is not None}
-    others = {d.minor for d in facts.devices if d.address not in wanted and d.minor is not None}
-    uvm = facts.nvidia.uvm_major
+    others = {d.minor for d in facts.devices if d.minor is not None} - minors
+    rules = {minor for major, minor in passed.rules if major == _NVIDIA_MAJOR}
+    surplus = (
+        others if None in rules else {n for n in rules if n is not None} - {*minors, _MODESET_MINOR, _CONTROL_MINOR}
+    )
+    if surplus:
+        before = "allowing " + listed(f"{_NVIDIA_MAJOR}:{n}" for n in sorted(surplus))
+        yield Change(subject, "cgroup rules", before, "only its own GPUs")
+    if not passed.raw_nodes:
+        return
     lacking = [f"{_NVIDIA_MAJOR}:{n}" for n in sorted({*minors, _CONTROL_MINOR}) if not passed.allows(_NVIDIA_MAJOR, n)]
+    uvm = facts.nvidia.uvm_major
     if uvm is not None and not passed.allows(uvm, 0):
         lacking.append(f"{uvm}:*")  # uvm's major is dynamic and may be another after a boot
     if lacking:
         yield Change(subject, "cgroup rules", "without " + listed(lacking), "with them")
-    if surplus := [f"{_NVIDIA_MAJOR}:{n}" for n in sorted(others) if passed.allows(_NVIDIA_MAJOR, n)]:
-        yield Change(subject, "cgroup rules", "allowing " + listed(surplus), "only its own GPUs")

@@ -75,6 +75,9 @@ def applied(done: Plan, before: Raw) -> Raw:
         {"id": m.name, "description": None, "entries": [{"node": m.node, **_fields(e)} for e in m.entries]}
         for m in done.spec.mappings
     ]
+    for vm in after["vms"]:
+        vm["config"] = "".join(line for line in vm["config"].splitlines(keepends=True) if "hostpci" not in line)
+        vm["status"] = "stopped"
     for vm in done.spec.vms:
         _give_vm(after, vm.vmid, vm.mapping, len(vm.devices), start=vm.start)
     for container in done.spec.containers:
@@ -96,8 +99,9 @@ def _bind(done: Plan, after: Raw) -> None:
         driver = slots.get(device["address"].rsplit(".", 1)[0])
         follows = driver == "vfio-pci" or device["class"].startswith("03")
         if driver is None:
-            continue
-        if follows and device["driver"] != driver:
+            if device["address"] in after["ledger"]["devices"]:
+                device |= {"driver": "nvidia", "driver_override": None, "persisted": None}
+        elif follows and device["driver"] != driver:
             device |= {"driver": driver, "driver_override": driver, "persisted": driver, "minor": None}
         elif follows and driver == "vfio-pci":
             device["persisted"] = driver
@@ -117,9 +121,7 @@ def _number(devices: list[Raw]) -> None:
 
 def _give_vm(after: Raw, vmid: int, mapping: str, count: int, *, start: bool) -> None:
     vm = next(v for v in after["vms"] if v["vmid"] == vmid)
-    lines = [line for line in vm["config"].splitlines() if not line.startswith("hostpci")]
-    lines += [f"hostpci{n}: mapping={mapping},pcie=1,rombar=0" for n in range(count)]
-    vm["config"] = "\n".join(lines) + "\n"
+    vm["config"] += "".join(f"hostpci{n}: mapping={mapping},pcie=1,rombar=0\n" for n in range(count))
     if start:
         vm["status"] = "running"
 

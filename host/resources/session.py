@@ -71,6 +71,19 @@ class HostResourceProvider(ResourceProvider):
             return _clients[self._topology]
 
 
+def whole(value: object) -> object:
+    """The value with whole numbers as int: the engine sends every number as a double."""
+    match value:
+        case float() if value.is_integer():
+            return int(value)
+        case dict():
+            return {key: whole(item) for key, item in value.items()}
+        case list() | tuple():
+            return [whole(item) for item in value]
+        case _:
+            return value
+
+
 def _progress(line: str) -> None:
     # The engine shows a plugin's standard error as diagnostics of the run.
     if os.environ.get("GPU_TOPOLOGY_PROGRESS", "1") != "0":

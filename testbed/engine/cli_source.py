@@ -8,9 +8,10 @@ import subprocess
 import urllib.request
 from dataclasses import dataclass
 from enum import StrEnum
+from http.client import HTTPException
 from pathlib import Path
 
-from testbed.engine.cache import Cache, building, digest, is_built
+from testbed.engine.cache import Cache, building, digest
 from testbed.engine.progress import SetupError, Step, note, run, step
 from testbed.engine.versions import MINIMUM, PINNED, Version, parse_version, show_version, version_of
 
@@ -22,7 +23,7 @@ EXECUTOR = "pulumi-language-python-exec"
 DYNAMIC = "pulumi-resource-pulumi-python"
 # Official scripts that the SDK's module carries. The language host itself is Go, and its module is not served.
 SCRIPTS = {EXECUTOR: f"python/cmd/{EXECUTOR}", DYNAMIC: f"python/dist/{DYNAMIC}"}
-INSTALLER_URL = "https://get.pulumi.com"
+INSTALLER_URL = "https://get.pulumi.com/install.sh"
 INSTALLER_TIMEOUT = 4.0  # seconds: a machine without a way out falls through to Go soon
 
 
@@ -113,21 +114,22 @@ def ensure_cli(cache: Cache, search: str | None) -> Cli:
 
 def looks_like_installer(script: str) -> bool:
     """Whether a download is Pulumi's installer and not, say, a captive portal's page."""
-    return script.startswith("#!/bin/sh") and "--install-root" in script and "get.pulumi.com" in script
+    return script.startswith("#!") and all(option in script for option in ("--install-root", "--no-edit-path"))
 
 
-def _download_installer() -> str | None:
+def download_installer() -> str | None:
+    """The official installer's text; None where it cannot be had."""
     try:
         with urllib.request.urlopen(INSTALLER_URL, timeout=INSTALLER_TIMEOUT) as answer:
             script = answer.read(1_000_000).decode("utf-8", "replace")
-    except OSError:
+    except (OSError, HTTPException):
         return None
     return script if looks_like_installer(script) else None
 
 
 def _install(cache: Cache, current: Step) -> Cli | None:
     current.say("asking the official installer")
-    script = _download_installer()
+    script = download_installer()
     if script is None:
         return None
     root = installed_cli(cache).parents[1]
@@ -160,27 +162,32 @@ def go_version(go: Path) -> Version | None:
 def _build(cache: Cache, current: Step) -> Cli:
     go = on_path("go", None)
     if go is None:
-        raise SetupError(
-            f"there is no engine, and no way to get one. Any of these three helps:\n"
-            f"    1. put `pulumi` {show_version(MINIMUM)} or newer on PATH (https://www.pulumi.com/docs/install/)\n"
-            f"    2. let this machine reach {INSTALLER_URL}, and run this again: it installs into {cache.root}\n"
-            f"    3. put Go on PATH, with the Go module proxy in reach: the engine is then built from its modules"
-        )
+        raise SetupError(f"there is no engine, and no Go to build one with.\n{_ways(cache)}")
     folder = built_cli(cache).parent
-    key = digest(MODULE / "go.mod", MODULE / "go.sum")
-    if not is_built(folder, key):
-        current.say(f"building it with {go}, a few minutes the first time")
-        with building(folder, key) as partial:
+    current.say(f"building it with {go}, a few minutes the first time")
+    with building(folder, digest(MODULE / "go.mod", MODULE / "go.sum")) as partial:
+        try:
             run(_build_command(go, partial / "pulumi"), current, env=go_environment(cache), cwd=MODULE)
-            for name, inside in SCRIPTS.items():
-                script = partial / name
-                script.write_bytes((_sdk_folder(go, cache) / inside).read_bytes())
-                script.chmod(0o755)
-        shutil.rmtree(cache.go, ignore_errors=True)  # 3 GB that only another version's build would read again
+        except SetupError as failure:
+            raise SetupError(f"there is no engine, and building one failed.\n{_ways(cache)}\n{failure}") from failure
+        for name, inside in SCRIPTS.items():
+            script = partial / name
+            script.write_bytes((_sdk_folder(go, cache) / inside).read_bytes())
+            script.chmod(0o755)
+    shutil.rmtree(cache.go, ignore_errors=True)  # 3 GB that only another version's build would read again
     cli = cached_cli(cache)
     if cli is None:
         raise SetupError(f"{built_cli(cache)} was built but does not run: remove {folder} and try again")
     return cli
+
+
+def _ways(cache: Cache) -> str:
+    return (
+        "Any of these three helps:\n"
+        f"    1. put `pulumi` {show_version(MINIMUM)} or newer on PATH (https://www.pulumi.com/docs/install/)\n"
+        f"    2. let this machine reach {INSTALLER_URL}, and run this again: it installs into {cache.root}\n"
+        f"    3. put Go on PATH, with a Go module proxy in reach: the engine is then built from its modules"
+    )
 
 
 def _build_command(go: Path, output: Path) -> list[str | Path]:

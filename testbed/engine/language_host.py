@@ -168,10 +168,7 @@ class LanguageHost(language_pb2_grpc.LanguageRuntimeServicer):
             command, env=environment, cwd=request.pwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )
         context.add_callback(child.terminate)
-        for name, data in _output(child):
-            yield (
-                language.RunPluginResponse(stdout=data) if name == "stdout" else language.RunPluginResponse(stderr=data)
-            )
+        yield from _output(child)
         yield language.RunPluginResponse(exitcode=self.children.wait(child))
 
     def Cancel(self, request: Any, context: grpc.ServicerContext) -> Any:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
+CLEAR = "\r\x1b[2K"
 SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 PLAIN_INTERVAL = 10.0  # seconds between signs of life where there is no terminal to redraw
 
@@ -26,7 +27,8 @@ class SetupError(Exception):
 
 def note(text: str) -> None:
     """Tell the person something, at once."""
-    print(text, flush=True)  # noqa: T201 - a command line's voice
+    cleared = CLEAR if sys.stdout.isatty() else ""  # a spinner may be on the line
+    print(cleared + text, flush=True)  # noqa: T201 - a command line's voice
 
 
 class Step:
@@ -78,10 +80,10 @@ def _redraw(current: Step, finished: threading.Event) -> None:
     width = shutil.get_terminal_size().columns - 3
     turn = 0
     while not finished.wait(0.1):
-        sys.stdout.write(f"\r\x1b[2K{SPINNER[turn % len(SPINNER)]} {current.status(width)}")
+        sys.stdout.write(f"{CLEAR}{SPINNER[turn % len(SPINNER)]} {current.status(width)}")
         sys.stdout.flush()
         turn += 1
-    sys.stdout.write("\r\x1b[2K")
+    sys.stdout.write(CLEAR)
 
 
 def _repeat(current: Step, finished: threading.Event) -> None:
@@ -94,7 +96,7 @@ def run(
 ) -> None:
     """Run a command, its newest line shown as the step's; raise SetupError with its last lines when it fails."""
     tail: deque[str] = deque(maxlen=25)
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [os.fspath(part) for part in command],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -103,16 +105,15 @@ def run(
         errors="replace",
         env=dict(env) if env is not None else None,
         cwd=cwd,
-    )
-    try:
-        for line in process.stdout or ():
-            tail.append(line.rstrip())
-            current.say(line)
-    except BaseException:
-        process.terminate()
-        raise
-    finally:
-        code = process.wait()
+    ) as process:
+        try:
+            for line in process.stdout or ():
+                tail.append(line.rstrip())
+                current.say(line)
+        except BaseException:
+            process.terminate()
+            raise
+    code = process.returncode
     if code:
         shown = "\n".join(f"    {line}" for line in tail)
         raise SetupError(f"{current.name}: `{' '.join(map(str, command))}` ended with {code}:\n{shown}")

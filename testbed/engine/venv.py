@@ -37,7 +37,7 @@ def ensure_venv(cache: Cache) -> None:
             current.outcome = "already there"
             return
         shutil.rmtree(cache.venv, ignore_errors=True)
-        pip = _create(cache, current)
+        pip = create(cache, current)
         repository = cache.repository
         run([*pip, "install", "--require-hashes", "-r", repository / "requirements.lock"], current)
         run([*pip, "install", "--no-deps", "--no-build-isolation", "-e", repository], current)
@@ -45,7 +45,7 @@ def ensure_venv(cache: Cache) -> None:
         current.outcome = f"installed from requirements.lock for Python {sys.version.split()[0]}"
 
 
-def _create(cache: Cache, current: Step) -> list[str]:
+def create(cache: Cache, current: Step) -> list[str]:
     """Create the empty environment; the answer is the pip command that installs into it."""
     if importlib.util.find_spec("ensurepip"):
         run([sys.executable, "-m", "venv", cache.venv], current)

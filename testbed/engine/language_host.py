@@ -58,11 +58,13 @@ class Children:
         self._running: set[subprocess.Popen[bytes]] = set()
         self._lock = threading.Lock()
 
-    def start(self, command: list[str], **options: Any) -> subprocess.Popen[bytes]:
-        """Start a child without input."""
+    def start(self, command: list[str], context: grpc.ServicerContext, **options: Any) -> subprocess.Popen[bytes]:
+        """Start a child without input, which ends when the call that asked for it does."""
         with self._lock:
             child = subprocess.Popen(command, stdin=subprocess.DEVNULL, **options)
             self._running.add(child)
+        if not context.add_callback(child.terminate):
+            child.terminate()
         return child
 
     def wait(self, child: subprocess.Popen[bytes]) -> int:
@@ -147,8 +149,7 @@ class LanguageHost(language_pb2_grpc.LanguageRuntimeServicer):
         command = [python, "-u", self.executor]
         command += [f"--{name}={value}" for name, value in options.items() if value]
         command += [request.program or request.info.entry_point or ".", *request.args]
-        child = self.children.start(command, env=environment)
-        context.add_callback(child.terminate)
+        child = self.children.start(command, context, env=environment)
         code = self.children.wait(child)
         if code in {0, ALREADY_SHOWN}:
             return language.RunResponse(bail=code != 0)
@@ -164,10 +165,8 @@ class LanguageHost(language_pb2_grpc.LanguageRuntimeServicer):
             command = [python, "-u", "-m", "pulumi.policy", *request.args, program]
         else:
             command = [python, "-u", program, *request.args]
-        child = self.children.start(
-            command, env=environment, cwd=request.pwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        )
-        context.add_callback(child.terminate)
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        child = self.children.start(command, context, env=environment, cwd=request.pwd, **pipes)
         yield from _output(child)
         yield language.RunPluginResponse(exitcode=self.children.wait(child))
 

@@ -95,17 +95,19 @@ _SCOPES = frozenset(scope for scope, _ in _CHECKS.values())
 def _resource_policy(rule: Rule) -> ResourceValidationPolicy:
     def validate(args: ResourceValidationArgs, report_violation: ReportViolation) -> None:
         scope, check = _CHECKS.get(args.resource_type, (None, None))
-        if check is None or scope not in rule.scopes:
-            args.not_applicable(f"{rule.name} does not look at {args.resource_type}")
+        if check is None:
+            args.not_applicable(f"{args.resource_type} is no component of {NAME}")
             return
         try:
             problems = check(args.props)
         except ViewError:
             args.not_applicable(f"the component's inputs cannot be judged; {INPUTS_KNOWN} reports that")
             return
-        for problem in problems:
-            if problem.rule == rule.name:
-                report_violation(str(problem), None)
+        broken = [str(problem) for problem in problems if problem.rule == rule.name]
+        for message in broken:
+            report_violation(message, None)
+        if not broken and scope not in rule.scopes:
+            args.not_applicable(f"{rule.name} does not look at {args.resource_type}")
 
     return ResourceValidationPolicy(
         name=rule.name,

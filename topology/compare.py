@@ -22,6 +22,7 @@ _VISIBLE = re.compile(r"(NCCL|CUDA|SGLANG|OMP|PYTORCH|SAFETENSORS|NVIDIA|HIP|TOR
 _HIDDEN = re.compile(r"KEY|TOKEN|SECRET|PASSWORD")
 """Of a process's environment the agent reports the visible names that are not hidden."""
 
+_PARALLELISM = {"tp", "pp", "dp"}
 _HOSTPCI = re.compile(r"(hostpci\d+):\s*(.*?)\s*")
 
 
@@ -78,12 +79,20 @@ def unit_changes(text: str, wanted: WantedUnit, overlay: Overlay) -> tuple[Chang
 
 
 def process_changes(process: ProcessFacts, wanted: WantedUnit, overlay: Overlay) -> tuple[Change, ...]:
-    """How a running process differs from what its unit would start now, as far as the agent may see it."""
+    """How a running process differs from what its unit would start now, as far as the agent may see it.
+
+    Behind a wrapper script, which may add flags of its own, only the parallelism is compared.
+    """
     subject = f"service {wanted.service} (running)"
+    command, flags = split_command(process.argv)
+    due = _expanded(wanted, overlay)
+    if command != wanted.command:
+        flags = {name: value for name, value in flags.items() if name in _PARALLELISM}
+        due = {name: value for name, value in due.items() if name in flags}
     visible = {name: value for name, value in wanted.environment.items() if _VISIBLE.match(name)}
     visible = {name: value for name, value in visible.items() if not _HIDDEN.search(name)}
     return (
-        *_flag_changes(subject, split_command(process.argv)[1], _expanded(wanted, overlay)),
+        *_flag_changes(subject, flags, due),
         *_environment_changes(subject, {**overlay.nccl_conf, **process.environment}, visible),
     )
 

@@ -63,7 +63,7 @@ def plan_service(name: str, topology: Topology, facts: Facts, around: Surroundin
     deployed = found if found is not None and found.exists else None
     unit_differs = (*unit.changes, *_enablement(name, service, deployed))
     copy_differs = _copy_changes(name, service, unit.text, around.copy)
-    running = _running_changes(name, deployed, wanted, facts, restart=around.disturbed or bool(unit_differs))
+    running = _running_changes(name, deployed, wanted, facts, restart=around.disturbed or bool(unit.changes))
     effective = effective_environment(found, unit.text)
     desired = {"unit": digest(unit.text), "tp": tp, "devices": sorted(pool.addresses), "port": service.port}
     state = [found and found.active, found and found.need_reload, [str(change) for change in running]]

@@ -127,6 +127,15 @@ def test_a_process_is_compared_as_far_as_it_can_be_seen() -> None:
     ]
 
 
+def test_behind_a_wrapper_only_the_parallelism_is_compared() -> None:
+    """A script may add flags and start another program; the tensor parallelism must be right all the same."""
+    argv = ("/usr/bin/python3", "/usr/bin/sglang", "serve", "--tp-size", "8", "--log-level", "warning")
+    process = ProcessFacts(argv=argv, environment={"NCCL_P2P_DISABLE": "1"}, started="2026-01-01T00:00:00+00:00")
+    assert [str(c) for c in process_changes(process, WANTED, Overlay())] == ["service s (running): tp 8 -> 4"]
+    bare = process.model_copy(update={"argv": argv[:3]})
+    assert process_changes(bare, WANTED, Overlay()) == ()
+
+
 def vm(config: str) -> VmFacts:
     """A stopped VM with this configuration."""
     return VmFacts(vmid=200, exists=True, status="stopped", config=config)

@@ -22,6 +22,15 @@ class ProviderError(Exception):
     """An operation that failed or cannot be done; its text is what the person reads."""
 
 
+class PartialError(ProviderError):
+    """A creation that failed after the resource came to be; the engine keeps it in the state, as failed."""
+
+    def __init__(self, reason: str, identifier: str, outputs: Props) -> None:
+        super().__init__(reason)
+        self.identifier = identifier
+        self.outputs = outputs
+
+
 @dataclass(frozen=True)
 class Job:
     """One call of the engine: the resource it is about, and the engine to tell of progress."""
@@ -43,6 +52,7 @@ class Resource(ABC):
     """One resource type. Inputs and state come with secrets revealed, except in `complete`, `faults` and `diff`."""
 
     token: ClassVar[str]
+    replacing: ClassVar[frozenset[str]] = frozenset()  # properties whose change replaces, beyond the schema's
 
     def complete(self, job: Job, olds: Props, inputs: Props, seed: bytes) -> Props:
         """The inputs with what the provider itself chooses, such as a name."""

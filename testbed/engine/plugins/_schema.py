@@ -79,6 +79,11 @@ class Schema:
         always = {key for key, spec in self._json["resources"][token]["properties"].items() if spec.get("secret")}
         return {k: secret(v) if k in always or has_secret(inputs.get(k)) else v for k, v in props.items()}
 
+    def config_with_secrets(self, props: Props) -> Props:
+        """The configuration with those values marked secret that the schema calls secret."""
+        variables = self._json["provider"].get("inputProperties", {})
+        return {k: secret(v) if variables.get(k, {}).get("secret") else v for k, v in props.items()}
+
     def replaces(self, token: str, name: str) -> bool:
         """Whether a change of this input property replaces the resource."""
         spec = self.inputs(token).get(name, {})

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 import grpc  # type: ignore[import-untyped]
 import grpc.aio  # type: ignore[import-untyped]
 from google.protobuf.empty_pb2 import Empty  # type: ignore[import-untyped]
-from pulumi.runtime.proto import plugin_pb2, provider_pb2, provider_pb2_grpc
+from pulumi.runtime.proto import plugin_pb2, provider_pb2, provider_pb2_grpc, status_pb2
 
-from testbed.engine.plugins._diff import root
-from testbed.engine.plugins._resource import Job, ProviderError
+from testbed.engine.plugins._diff import changes, root
+from testbed.engine.plugins._resource import Job, PartialError, ProviderError
 from testbed.engine.plugins._wire import decode, encode, has_unknown, reveal_props
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncIterator, Collection, Mapping
 
     from testbed.engine.plugins._diff import Change
     from testbed.engine.plugins._engine import Engine
@@ -74,11 +74,13 @@ class Plugin(provider_pb2_grpc.ResourceProviderServicer):
 
     async def CheckConfig(self, request: Any, context: Any) -> Any:
         news = decode(request.news)
-        return provider_pb2.CheckResponse(inputs=request.news, failures=_failures(self.config_failures(news)))
+        inputs = encode(self.schema.config_with_secrets(news))
+        return provider_pb2.CheckResponse(inputs=inputs, failures=_failures(self.config_failures(news)))
 
     async def DiffConfig(self, request: Any, context: Any) -> Any:
-        # A changed endpoint or credential is the same Proxmox reached otherwise: never a reason to replace guests.
-        return provider_pb2.DiffResponse(changes=provider_pb2.DiffResponse.DIFF_NONE)
+        # A changed endpoint or credential is the same host reached otherwise, never a reason to replace its guests.
+        names = sorted({root(path) for path in changes(decode(request.old_inputs), decode(request.news))})
+        return provider_pb2.DiffResponse(changes=_amount(names), diffs=names)
 
     async def Configure(self, request: Any, context: Any) -> Any:
         config = self.schema.parse_config(reveal_props(decode(request.args)))
@@ -115,11 +117,12 @@ class Plugin(provider_pb2_grpc.ResourceProviderServicer):
             for name in request.ignoreChanges:
                 _copy(olds, news, root(name))
             found = resource.diff(olds, news)
-        replaced = sorted({root(path) for path in found if self.schema.replaces(resource.token, root(path))})
+        names = {root(path) for path in found}
+        replaced = {name for name in names if name in resource.replacing or self.schema.replaces(resource.token, name)}
         return provider_pb2.DiffResponse(
-            changes=provider_pb2.DiffResponse.DIFF_SOME if found else provider_pb2.DiffResponse.DIFF_NONE,
-            diffs=sorted({root(path) for path in found}),
-            replaces=replaced,
+            changes=_amount(found),
+            diffs=sorted(names),
+            replaces=sorted(replaced),
             detailedDiff={path: _property_diff(change, root(path) in replaced) for path, change in found.items()},
             hasDetailedDiff=True,
         )
@@ -131,7 +134,10 @@ class Plugin(provider_pb2_grpc.ResourceProviderServicer):
             if request.preview:
                 identifier, outputs = "", resource.preview(None, inputs)
             else:
-                identifier, outputs = await resource.create(self._job(request), inputs)
+                try:
+                    identifier, outputs = await resource.create(self._job(request), inputs)
+                except PartialError as error:
+                    await self._fail_partially(context, error, resource, wire)
         outputs = self.schema.with_secrets(resource.token, outputs, wire)
         return provider_pb2.CreateResponse(id=identifier, properties=encode(outputs))
 
@@ -174,6 +180,17 @@ class Plugin(provider_pb2_grpc.ResourceProviderServicer):
             task.cancel()
         return Empty()
 
+    async def _fail_partially(self, context: Any, error: PartialError, resource: Resource, wire: Props) -> None:
+        """Fail, and tell the engine in the status' details of the resource that exists all the same."""
+        outputs = self.schema.with_secrets(resource.token, error.outputs, wire)
+        failed = provider_pb2.ErrorResourceInitFailed(
+            id=error.identifier, properties=encode(outputs), reasons=[str(error)], inputs=encode(wire)
+        )
+        status = status_pb2.Status(code=grpc.StatusCode.UNKNOWN.value[0], message=str(error))
+        status.details.add().Pack(failed)
+        trailer = (("grpc-status-details-bin", status.SerializeToString()),)
+        await context.abort(grpc.StatusCode.UNKNOWN, str(error), trailing_metadata=trailer)
+
     async def _unimplemented(self, request: Any, context: Any) -> Any:
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, f"the stand-in of {self.schema.name} doesn't do this")
 
@@ -209,6 +226,10 @@ class Plugin(provider_pb2_grpc.ResourceProviderServicer):
 def _token(urn: str) -> str:
     """The resource type of a URN, whose third part lists the types of the parents before it."""
     return urn.split("::")[2].rsplit("$", 1)[-1]
+
+
+def _amount(found: Collection[str]) -> Any:
+    return provider_pb2.DiffResponse.DIFF_SOME if found else provider_pb2.DiffResponse.DIFF_NONE
 
 
 def _copy(olds: Props, news: Props, name: str) -> None:

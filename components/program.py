@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -25,19 +26,29 @@ if TYPE_CHECKING:
     from topology.config import Proxmox, Topology
 
 PROJECT = "gpu-topology"
+_ALREADY_SHOWN = 32
+"""The exit status that Pulumi's language host takes for "said what was wrong": it adds no message of its own.
+
+A RunError would be followed by `Program exited with non-zero exit code: 1`.
+"""
+
 _BUNDLE_FOLDER = Path(".cache")
 
 
 def run() -> None:
-    """Load, look, plan, build, export.
-
-    Raises:
-        pulumi.RunError: the configuration or the host is not as it must be; the text lists every problem.
-    """
+    """Load, look, plan, build, export; a mistake is shown, every problem by itself, and ends the program."""
     try:
         _build()
-    except (TopologyError, HostError) as error:
-        raise pulumi.RunError(str(error)) from None
+    except TopologyError as error:
+        _end(*map(str, error.problems))
+    except HostError as error:
+        _end(str(error))
+
+
+def _end(*messages: str) -> None:
+    for message in messages:
+        pulumi.log.error(message)
+    sys.exit(_ALREADY_SHOWN)
 
 
 def _build() -> None:

@@ -1,0 +1,63 @@
+"""What somebody changed on the host by hand shows in a plain preview, and a plain `up` repairs it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from testbed.checks import CONFIDENTIAL, UNIT, check_host
+from testbed.stage import split
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.engine.conftest import Stage
+
+pytestmark = [pytest.mark.engine, pytest.mark.simulator]
+
+
+def _unpersist(stage: Stage) -> None:
+    (stage.simulator.root / "etc/driverctl.d" / f"pci-{CONFIDENTIAL[1]}").unlink()
+
+
+def _stop_service(stage: Stage) -> None:
+    stage.host.shell("pct", "exec", "129", "--", "systemctl", "stop", UNIT)
+
+
+def _edit_unit(stage: Stage) -> None:
+    path = stage.simulator.root / f"var/lib/lxc/129/rootfs/etc/systemd/system/{UNIT}"
+    path.write_text(path.read_text().replace("--tp 4", "--tp 2"))
+
+
+def _edit_copy(stage: Stage) -> None:
+    (stage.workspace.folder / "units" / UNIT).write_text("# somebody's experiment\n")
+
+
+def _unplug_vm(stage: Stage) -> None:
+    stage.host.shell("qm", "stop", "200")
+    stage.host.shell("qm", "set", "200", "--delete", "hostpci3")
+
+
+DRIFT: dict[str, tuple[Callable[[Stage], None], str]] = {
+    "a persisted driver is gone": (_unpersist, CONFIDENTIAL[1]),
+    "the service was stopped": (_stop_service, "sglang-qwen"),
+    "the unit was edited": (_edit_unit, "tp 2 -> 4"),
+    "the canonical copy was edited": (_edit_copy, "units/sglang-qwen.service"),
+    "a GPU was taken from the VM": (_unplug_vm, "vm 200"),
+}
+
+
+@pytest.mark.parametrize("drift", DRIFT)
+def test_drift_shows_in_preview_and_up_repairs_it(stage: Stage, drift: str) -> None:
+    """Preview without a refresh exits 7 and names what differs; `up` ends as wanted, with nothing left to do."""
+    stage.workspace.edit(split)
+    stage.workspace.up(check=True)
+    make, said = DRIFT[drift]
+    make(stage)
+    preview = stage.workspace.preview("--expect-no-changes")
+    assert preview.status == 7, preview.output
+    assert said in preview.text, preview.output
+    stage.workspace.up(check=True)
+    assert not [check for check in check_host(stage.host, stage.workspace, split=True) if not check.ok]
+    assert stage.workspace.preview("--expect-no-changes").status == 0

@@ -175,6 +175,7 @@ CASES = (
             "parallelism.data": _service(arguments={"dp": 2}),
             "model.path": _service(arguments={"model": "x"}),
             "--port": _service(arguments={"port": 1}),
+            "has --tp among its": _service(command=["python3", "-m", "sglang.launch_server", "--tp-size", "8"]),
         },
         (judged, _service(arguments={"served-models": "x", "data": "x", "tokenizer-path": "x"})),
     ),
@@ -184,6 +185,7 @@ CASES = (
             "--api-key": _service(arguments={"api-key": "hunter2"}),
             "SGLANG_ADMIN_API_KEY": _service(arguments={"admin-api-key": "hunter2"}),
             "HF_TOKEN": _service(environment={"HF_TOKEN": "hunter2"}),
+            "value for HF_TOKEN": _service(command=["/usr/bin/env", "HF_TOKEN=hunter2", "python3"]),
             "AWS_SECRET_ACCESS_KEY": _service(environment={"AWS_SECRET_ACCESS_KEY": "hunter2"}),
         },
         (

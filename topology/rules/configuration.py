@@ -6,6 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from topology.config import Driver
+from topology.flags import split_command
 from topology.load import nearest
 from topology.presets import model_preset, resolve_gpu
 from topology.problem import Problem, TopologyError
@@ -114,8 +115,12 @@ def _service(name: str, service: Service, topology: Topology) -> Iterator[Proble
         yield from _container(subject, service, topology)
         if pool is not None and pool.driver is not Driver.NVIDIA:
             yield from wrong_driver("service-on-nvidia", f"pool {service.pool}", subject, pool.driver)
+    # A command may carry flags and, after `env`, variables of its own.
+    words, flags = split_command(service.command)
     arguments = [(flag, str(value)) for flag, value in service.arguments.items()]
-    yield from argument_problems(subject, arguments, service.environment)
+    arguments += [(flag, " ".join(value)) for flag, value in flags.items()]
+    variables = dict(word.split("=", 1) for word in words if "=" in word)
+    yield from argument_problems(subject, arguments, variables | service.environment)
 
 
 def _size(subject: str, service: Service, devices: int) -> Iterator[Problem]:

@@ -48,7 +48,7 @@ def check_facts(topology: Topology, facts: Facts) -> tuple[Problem, ...]:
     )
 
 
-def kind(device: DeviceFacts) -> str:
+def _kind(device: DeviceFacts) -> str:
     """Say what a PCI function is, by its class and ids."""
     what = "a display controller" if device.pci_class.startswith(_DISPLAY) else _KINDS.get(device.pci_class[:4])
     return f"{what or 'a device'} (class {device.pci_class[:4]}, {device.pci_id})"
@@ -114,7 +114,7 @@ def _no_gpu(subject: str, device: DeviceFacts, facts: Facts) -> Problem:
     return broken(
         "device-is-gpu",
         subject,
-        f"is {kind(device)}",
+        f"is {_kind(device)}",
         "a pool holds GPUs; a card's other functions follow by themselves",
         f"correct the address; GPUs there: {_gpus(facts)}",
     )
@@ -134,7 +134,7 @@ def _gpu(subject: str, pool: Pool, device: DeviceFacts, facts: Facts) -> Iterato
         yield broken(
             "device-is-gpu",
             subject,
-            f"is {kind(device)}{f', {device.name}' if device.name else ''}",
+            f"is {_kind(device)}{f', {device.name}' if device.name else ''}",
             f"the pool declares {gpu.name}, {gpu.pci_id}",
             "correct the address, or the pool's gpu",
         )
@@ -199,7 +199,7 @@ def _group(subject: str, pool: Pool, device: DeviceFacts, facts: Facts) -> Itera
         return
     own = {address.slot for address in pool.devices}
     foreign = [
-        f"{other.address}, {kind(other)}"
+        f"{other.address}, {_kind(other)}"
         for other in facts.devices
         if other.iommu_group == device.iommu_group
         and other.address.slot not in own

@@ -28,13 +28,16 @@ Values = dict[str, Any]
 
 
 class ProxmoxApi:
-    """The API's server; `token` is `USER@REALM!NAME=SECRET`."""
+    """The API's server; its certificate and token are in a folder, and are used again where they are there."""
 
     def __init__(self, machine: HostMachine) -> None:
-        secret = secrets.token_hex(16)
-        self.token = f"{TOKEN_ID}={secret}"
         self._pve = _Pve(machine)
-        self._pve.apitokens[TOKEN_ID] = secret
+        self._secret = ""
+
+    @property
+    def token(self) -> str:
+        """The API token that clients log in with."""
+        return f"{TOKEN_ID}={self._secret}"
 
     @property
     def url(self) -> str:
@@ -50,6 +53,12 @@ class ProxmoxApi:
         """Listen; port 0 takes a free one."""
         if not (keys / "api.crt").is_file():
             make_cert(str(keys), "api", hosts=(LOOPBACK,))
+        kept = keys / "api_token"
+        if not kept.is_file():
+            kept.touch(mode=0o600)
+            kept.write_text(f"{TOKEN_ID}={secrets.token_hex(16)}")
+        self._secret = kept.read_text().partition("=")[2]
+        self._pve.apitokens[TOKEN_ID] = self._secret
         self._pve.port = port
         await self._pve.start(str(keys / "api.crt"), str(keys / "api.key"))
 

@@ -53,6 +53,8 @@ class Control:
             writer.write(json.dumps(reply).encode())
             await writer.drain()
         writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
 
     async def _answer(self, request: dict[str, Any]) -> Reply:
         match request["op"]:

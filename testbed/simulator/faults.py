@@ -19,7 +19,7 @@ class Faulty(Protocol):
         """Drop every SSH connection."""
 
     def set_silent(self, *, on: bool) -> None:
-        """Accept TCP and say nothing, or be well again."""
+        """Accept TCP and say nothing, or be well again; not from the event loop."""
 
     def set_disk_full(self, *, on: bool) -> None:
         """Let writes below /etc and /var fail with ENOSPC, or be well again."""
@@ -91,10 +91,11 @@ class Faults:
 
     def silent_host(self) -> None:
         """Let the SSH port accept connections and say nothing."""
-        self._run(lambda: self._host.set_silent(on=True))
+        self._host.set_silent(on=True)
 
     def clear(self) -> None:
         """Be well again: what hung goes on; foreign processes stay."""
+        self._host.set_silent(on=False)
         self._run(self._clear)
 
     def _clear(self) -> None:
@@ -102,5 +103,4 @@ class Faults:
         self.hanging.clear()
         self.failing.clear()
         self._host.set_disk_full(on=False)
-        self._host.set_silent(on=False)
         self._host.faults_changed()

@@ -46,7 +46,8 @@ class Simulator:
         state: a shipped state's name, a state file's path, or a state.
         ssh_port: the SSH server's port, 0 for a free one.
         api_port: the API's port, 0 for a free one.
-        folder: where to keep the root folder and keys; a temporary one by default. Keys found there are used again.
+        folder: where to keep the root folder and keys (`known_hosts`, `id_ed25519`, `api_token`); a temporary one by
+            default. Keys found there are used again.
 
     Raises:
         ValueError: the folder holds something else.
@@ -147,6 +148,11 @@ class Simulator:
         return (self._keys / "host_key.pub").read_text().strip()
 
     @property
+    def known_hosts(self) -> Path:
+        """A known_hosts file with the host's key."""
+        return self._keys / "known_hosts"
+
+    @property
     def identity_file(self) -> Path:
         """The private key that root may log in with."""
         return self._keys / "id_ed25519"
@@ -215,8 +221,7 @@ class Simulator:
         for name in ("root", "host"):
             shutil.rmtree(self.folder / name, ignore_errors=True)
             (self.folder / name).mkdir()
-        self._keys = self.folder / "keys"
-        self._keys.mkdir(mode=0o700, exist_ok=True)
+        self._keys = self.folder
         for name in ("host_key", "id_ed25519"):
             if not (self._keys / name).is_file():
                 key = asyncssh.generate_private_key("ssh-ed25519", comment="simulator")
@@ -243,6 +248,7 @@ class Simulator:
         await self._control.start()
         await self._machine.install()
         await self._ssh.start(self._ports[0])
+        self.known_hosts.write_text(f"[127.0.0.1]:{self.ssh_port} {self.host_key}\n")
         await self._api.start(self._keys, self._ports[1])
 
     async def _stop(self) -> None:
@@ -287,9 +293,8 @@ class Simulator:
         self._ssh.cut("fault")
 
     def set_silent(self, *, on: bool) -> None:
-        """Accept TCP on the SSH port and say nothing, or serve again."""
-        task = self._loop.create_task(self._ssh.set_silent(on=on))
-        self._background = task
+        """Accept TCP on the SSH port and say nothing, or serve again; not from the event loop."""
+        self._call(self._ssh.set_silent(on=on))
 
     def set_disk_full(self, *, on: bool) -> None:
         """Let writes below /etc and /var fail with ENOSPC, or be well again."""

@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import asyncssh
 
@@ -14,6 +14,8 @@ from testbed.simulator.events import EventKind
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from asyncssh.channel import SSHChannel
 
     from testbed.simulator.events import EventLog
     from testbed.simulator.tree import Tree
@@ -33,6 +35,7 @@ class SshServer:
         self.port = 0
         self._listener: asyncssh.SSHAcceptor | None = None
         self._silent: asyncio.Server | None = None
+        self._unheard: list[asyncio.StreamWriter] = []
         self._open: dict[asyncssh.SSHServerConnection, set[asyncio.subprocess.Process]] = {}
 
     async def start(self, port: int) -> None:
@@ -51,7 +54,7 @@ class SshServer:
 
     async def stop(self) -> None:
         """Drop every connection and listen no more."""
-        self.cut("the host goes down")
+        await asyncio.gather(*(c.wait_closed() for c in self.cut("the host goes down")))
         if self._listener:
             self._listener.close()
             await self._listener.wait_closed()
@@ -59,23 +62,31 @@ class SshServer:
         if self._silent:
             self._silent.close()
             self._silent = None
+            for writer in self._unheard:
+                writer.close()
+            self._unheard.clear()
 
     async def set_silent(self, *, on: bool) -> None:
         """Accept TCP connections and say nothing, or serve again."""
         if on and self._listener:
             await self.stop()
-            self._silent = await asyncio.start_server(lambda *_: None, LOOPBACK, self.port, reuse_address=True)
+            self._silent = await asyncio.start_server(self._say_nothing, LOOPBACK, self.port, reuse_address=True)
         elif not on and self._silent:
-            self._silent.close()
-            self._silent = None
+            await self.stop()
             await self.start(self.port)
 
-    def cut(self, reason: str) -> None:
-        """Drop every connection."""
-        for connection in tuple(self._open):
+    async def _say_nothing(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        del reader
+        self._unheard.append(writer)
+
+    def cut(self, reason: str) -> list[asyncssh.SSHServerConnection]:
+        """Drop every connection; gives those that were open."""
+        dropped = list(self._open)
+        for connection in dropped:
             self.log.add(EventKind.SSH_DROP, reason)
             connection.abort()
             self.closed(connection)
+        return dropped
 
     def opened(self, connection: asyncssh.SSHServerConnection) -> None:
         """Take note of a new connection."""
@@ -180,14 +191,15 @@ class _Session(asyncssh.SSHServer):
         process = asyncssh.SSHServerProcess[bytes](self._server.run, self._files, 3, allow_scp=False)
         return channel, process
 
-    def _files(self, channel: asyncssh.SSHChannel[bytes]) -> _Files:
-        return _Files(channel, self._server.tree)
+    def _files(self, channel: SSHChannel[bytes]) -> _Files:
+        # asyncssh types the factory by the base class, and gives it a server's channel.
+        return _Files(cast("asyncssh.SSHServerChannel[bytes]", channel), self._server.tree)
 
 
 class _Files(asyncssh.SFTPServer):
     """Files of the private root: it is `/`, and the folder that relative paths start from."""
 
-    def __init__(self, channel: asyncssh.SSHChannel[bytes], tree: Tree) -> None:
+    def __init__(self, channel: asyncssh.SSHServerChannel[bytes], tree: Tree) -> None:
         super().__init__(channel, chroot=os.fsencode(tree.root))
         self._tree = tree
 

@@ -67,7 +67,8 @@ async def _unset(call: Call, function: Function, *, probe: bool, save: bool) -> 
 
 async def _override(call: Call, function: Function, driver: str, *, probe: bool) -> None:
     kernel = call.machine.kernel
-    if probe and function.driver:
+    # The real script unbinds a bound device also with --noprobe, which then leaves it without a driver.
+    if function.driver:
         await kernel.write(f"bus/pci/drivers/{function.driver}/unbind", function.address)
     await kernel.write(function.home.removeprefix("sys/") + "/driver_override", driver + "\n")
     if probe:

@@ -53,8 +53,9 @@ async def _file_tool(call: Call, container: Container) -> Answer:
     if program is None:
         return Answer(stderr=f"{call.name}: not found\n", code=127)
     process = await asyncio.create_subprocess_exec(
-        program,
+        call.name,
         *args,
+        executable=program,
         cwd=root,
         env={"PATH": "/usr/bin:/bin", "LC_ALL": "C", **call.machine.environment},
         stdin=asyncio.subprocess.DEVNULL,

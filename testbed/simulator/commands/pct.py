@@ -23,7 +23,7 @@ async def pct(call: Call) -> Answer:
     try:
         return await _run(call)
     except GuestError as error:
-        return Answer(stderr=f"{error}\n", code=NO_CONFIG if "does not exist" in str(error) else FAILED)
+        return Answer(stderr=f"{error}\n", code=NO_CONFIG if str(error).startswith("Configuration file") else FAILED)
 
 
 async def _run(call: Call) -> Answer:

@@ -1,0 +1,3 @@
+from testbed.simulator.fixtures import simulate, simulator
+
+__all__ = ["simulate", "simulator"]

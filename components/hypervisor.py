@@ -138,6 +138,7 @@ def _services(
             service.name,
             SglangServiceArgs(
                 service=service,
+                host=args.plan.spec.host,
                 access=access,
                 copy_revision=args.plan.copy_revisions[service.name],
                 api_key=args.api_keys.get(service.name),

@@ -16,14 +16,15 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from components.access import HostAccess
-    from topology.spec import ServiceSpec
+    from topology.spec import HostSpec, ServiceSpec
 
 
 @dataclass(frozen=True, kw_only=True)
 class SglangServiceArgs:
-    """The service; `api_key` (a secret) is needed only where the server asks for one."""
+    """The service and its host; `api_key` (a secret) is needed only where the server asks for one."""
 
     service: ServiceSpec
+    host: HostSpec
     access: HostAccess
     copy_revision: str
     api_key: pulumi.Output[str] | None = None
@@ -40,7 +41,8 @@ class SglangService(pulumi.ComponentResource):
     def __init__(self, name: str, args: SglangServiceArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         service = args.service
         refuse(check_service(service))
-        super().__init__("gpu-topology:index:SglangService", name, {"service": asdict(service)}, opts)
+        props = {"service": asdict(service), "host": asdict(args.host)}
+        super().__init__("gpu-topology:index:SglangService", name, props, opts)
         child = pulumi.ResourceOptions(parent=self)
         place = {"name": service.name, "unit": service.unit, "container": service.container}
         self.unit = UnitFile(

@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import subprocess
+import time
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -17,6 +18,7 @@ from testbed.engine.versions import show_version
 
 LANGUAGE_HOST = Path(__file__).with_name("language_host.py")
 PLUGIN_TIMEOUT = 120.0  # seconds for one plugin's download
+RETRY_AFTER = 86400.0  # seconds until a download that failed is tried again; `make clean` forgets it sooner
 
 
 class Origin(StrEnum):
@@ -117,7 +119,7 @@ def _download(cache: Cache, cli: Cli, name: str) -> Path | None:
     if path.exists():
         return path
     # An engine built from Go modules stands on a machine that reaches registries alone: asking would only cost time.
-    if not cli.official:
+    if not cli.official or _failed_lately(cache, name):
         return None
     with step(f"plugin {plugin.name}") as current:
         command = [str(cli.path), "plugin", "install", "resource", plugin.name, plugin.version]
@@ -127,9 +129,20 @@ def _download(cache: Cache, cli: Cli, name: str) -> Path | None:
             subprocess.run(command, env=environment, capture_output=True, timeout=PLUGIN_TIMEOUT, check=True)
         except (OSError, subprocess.SubprocessError):
             current.outcome = "its releases are out of reach: a stand-in does the work"
+            _failure(cache, name).touch()
             return None
         current.outcome = plugin.version
     return path if path.exists() else None
+
+
+def _failure(cache: Cache, name: str) -> Path:
+    return cache.root / f"{name}.out-of-reach"
+
+
+def _failed_lately(cache: Cache, name: str) -> bool:
+    """Whether a download failed within a day: a set-up that asked each time would take minutes behind a firewall."""
+    marker = _failure(cache, name)
+    return marker.exists() and time.time() - marker.stat().st_mtime < RETRY_AFTER
 
 
 def describe(cache: Cache, name: str, cli: Cli | None, search: str | None) -> Piece:

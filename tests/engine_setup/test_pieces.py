@@ -115,6 +115,17 @@ def test_an_official_engine_out_of_reach_of_the_releases_gets_stand_ins(cache: C
     assert environment["PULUMI_DISABLE_AUTOMATIC_PLUGIN_ACQUISITION"] == "true"
 
 
+def test_a_failed_download_is_not_tried_at_every_set_up(cache: Cache, path: FakePath) -> None:
+    """A download that failed is left for a day, then tried again."""
+    ensure_pieces(cache, official(path, CANNOT_DOWNLOAD), path.search)
+    ensure_pieces(cache, official(path, INSTALLS_PLUGINS), path.search)
+    assert locate(cache).has_stand_ins
+    for marker in cache.root.glob("*.out-of-reach"):
+        os.utime(marker, (0, 0))
+    ensure_pieces(cache, official(path, INSTALLS_PLUGINS), path.search)
+    assert not locate(cache).has_stand_ins
+
+
 def test_what_path_has_by_now_leaves_the_private_folder(cache: Cache, path: FakePath, built: Cli) -> None:
     """After an official engine was installed, the next set-up takes the built one and its hosts away."""
     ensure_pieces(cache, built, path.search)

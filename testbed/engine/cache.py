@@ -67,7 +67,7 @@ class Cache:
 
     @property
     def pulumi_home(self) -> Path:
-        """PULUMI_HOME of a person who sources the env file, and the home of downloaded plugins."""
+        """The PULUMI_HOME that official plugins are downloaded into."""
         return self.root / "pulumi-home"
 
     @property

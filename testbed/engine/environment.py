@@ -92,19 +92,17 @@ def engine_environment(
     environment |= {
         "PATH": search_path(cache, start.get("PATH", os.defpath)),
         "VIRTUAL_ENV": str(cache.venv),
-        **pulumi_settings(cache, home=home, backend=backend, passphrase=passphrase),
+        "PULUMI_HOME": str(home),
+        "PULUMI_BACKEND_URL": f"file://{backend}",
+        "PULUMI_CONFIG_PASSPHRASE": passphrase,
+        **plugin_settings(cache),
     }
     return environment
 
 
-def pulumi_settings(cache: Cache, *, home: Path, backend: Path, passphrase: str) -> dict[str, str]:
-    """The PULUMI_ variables of a private engine."""
-    settings = {
-        "PULUMI_HOME": str(home),
-        "PULUMI_BACKEND_URL": f"file://{backend}",
-        "PULUMI_CONFIG_PASSPHRASE": passphrase,
-        "PULUMI_SKIP_UPDATE_CHECK": "1",
-    }
+def plugin_settings(cache: Cache) -> dict[str, str]:
+    """The PULUMI_ variables that keep the engine to what is here."""
+    settings = {"PULUMI_SKIP_UPDATE_CHECK": "1"}
     if _stand_ins_used(cache):
         settings["PULUMI_DISABLE_AUTOMATIC_PLUGIN_ACQUISITION"] = "true"
     return settings
@@ -117,15 +115,11 @@ def _stand_ins_used(cache: Cache) -> bool:
 def write_env_file(cache: Cache) -> None:
     """Write the file that gives a person's shell this engine: `source .cache/env`.
 
-    A backend or a passphrase that the person has chosen is kept; the state is else a folder in the cache.
+    It chooses no home, no backend and no passphrase: the state of a real host belongs neither in a cache that
+    `make clean` removes nor under a passphrase that everybody knows.
     """
-    backend = cache.clone / "state"
-    backend.mkdir(parents=True, exist_ok=True)
-    settings = pulumi_settings(cache, home=cache.pulumi_home, backend=backend, passphrase=TESTBED_PASSPHRASE)
     lines = ["# Written by `make setup`. In a shell: source .cache/env"]
-    for name, value in settings.items():
-        kept = name in {"PULUMI_BACKEND_URL", "PULUMI_CONFIG_PASSPHRASE"}
-        lines.append(f"export {name}=" + (f"${{{name}:-{value}}}" if kept else shlex.quote(value)))
+    lines += [f"export {name}={shlex.quote(value)}" for name, value in plugin_settings(cache).items()]
     lines.append(f"export VIRTUAL_ENV={shlex.quote(str(cache.venv))}")
     for entry in (cache.venv / "bin", cache.bin):
         quoted = shlex.quote(str(entry))

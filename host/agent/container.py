@@ -87,10 +87,10 @@ def wanted_of(system: System, devices: Iterable[Address]) -> Wanted:
     ensure_nodes(system, minors.values())
     on_driver = [address for address in pci.all() if pci.driver(address) == NVIDIA]
     every = frozenset(minor for address in on_driver if (minor := pci.minor(address)) is not None)
-    nodes = tuple(node for node in lxc_config.USEFUL if node in lxc_config.NEEDED or system.root.at(node).exists())
+    useful = tuple(node for node in lxc_config.USEFUL if system.root.at(node).exists())
     uvm = majors(system.root).get("nvidia-uvm")
     return Wanted(
-        frozenset(minors.values()), every, nodes, NVIDIA_MAJOR, frozenset() if uvm is None else frozenset({uvm})
+        frozenset(minors.values()), every, useful, NVIDIA_MAJOR, frozenset() if uvm is None else frozenset({uvm})
     )
 
 

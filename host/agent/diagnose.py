@@ -24,8 +24,8 @@ BUSY = 95
 _LOAD = ("nvidia-smi", "--query-gpu=pci.bus_id,utilization.gpu,power.draw,memory.used", "--format=csv,noheader,nounits")
 
 NCCL_CAUSE = (
-    "NCCL P2P under a translated IOMMU: every GPU is at 100 % and no token comes, because peer-to-peer DMA is "
-    "corrupted by the IOMMU's translation (SEV-SNP needs it), and NCCL_P2P_DISABLE=1 is not in the process's environment. Fix: "
+    "NCCL P2P under a translated IOMMU: every GPU is at 100 % and no token comes, because the IOMMU's translation "
+    "(SEV-SNP needs it) corrupts peer-to-peer DMA, and NCCL_P2P_DISABLE=1 is not in the process's environment. Fix: "
     "set NCCL_P2P_DISABLE=1 and its companions in the service's environment (`gpu-topology` renders them by itself)"
 )
 _CAUSES = (

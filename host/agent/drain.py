@@ -7,16 +7,19 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from .guests import need_inside, shut_down, status
+from . import lxc_config
+from .guests import container_config, need_inside, shut_down, status, vm_config
 from .holders import Holder, find_holders
-from .pci import Address, Pci
+from .pci import NVIDIA, VFIO, Address, Pci
 from .request import Managed, Request, Service
 from .result import FailedError, Json, RefusedError
+from .vm_config import refers_to
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from .operation import Operation
+    from .system import System
 
 PASSING = 3.0
 """Seconds granted to a holder that isn't ours before the refusal: an nvidia-smi of a monitor comes and goes."""
@@ -24,15 +27,20 @@ PASSING = 3.0
 
 @dataclass(frozen=True)
 class Limits:
-    """Seconds that stopping one holder, and the holders' vanishing, may take."""
+    """Seconds for stopping one holder, for the holders' vanishing, and for a stranger to go by itself."""
 
     stop: float
     holders: float
+    passing: float
 
     @classmethod
     def of(cls, request: Request) -> Limits:
         """As the request has them."""
-        return cls(request.seconds("stop_timeout_s", 120.0), request.seconds("holders_timeout_s", 60.0))
+        return cls(
+            request.seconds("stop_timeout_s", 120.0),
+            request.seconds("holders_timeout_s", 60.0),
+            request.seconds("passing_s", PASSING),
+        )
 
 
 def drain(operation: Operation, request: Request) -> dict[str, Json]:
@@ -71,7 +79,7 @@ def drain_devices(operation: Operation, devices: Iterable[Address], managed: Man
         return []
     known = operation.ledger.managed
     managed = Managed((*managed.services, *known.services), (*managed.vms, *known.vms))
-    holders = _holders_to_stop(operation, wanted, managed)
+    holders = _holders_to_stop(operation, wanted, managed, limits.passing)
     stopped = []
     for what in dict.fromkeys(_stoppable(holder, managed) for holder in holders):
         operation.begin(f"stop {what.describe()}")
@@ -117,22 +125,62 @@ class Stoppable:
 
 def start_again(operation: Operation, entry: dict[str, Json]) -> None:
     """Start one drained thing, and take it off the ledger's list."""
-    system = operation.system
+    system, asked = operation.system, Request(entry)
+    if hindered := _hindered(system, asked):
+        raise FailedError(
+            f"not started, since {', '.join(hindered)} {'is' if len(hindered) == 1 else 'are'} not usable"
+        )
     if entry["kind"] == "vm":
-        vmid = str(entry["vmid"])
-        if status(system, "qm", int(vmid)) != "running":
-            system.need("qm", "start", vmid, limit=300)
+        vmid = asked.number("vmid")
+        if status(system, "qm", vmid) != "running":
+            system.need("qm", "start", str(vmid), limit=300)
     else:
-        container = entry.get("container")
-        place = container if isinstance(container, int) else None
-        need_inside(system, place, "systemctl", "start", str(entry["unit"]), limit=120)
+        need_inside(system, asked.number_or_none("container"), "systemctl", "start", asked.text("unit"), limit=120)
     operation.ledger.forget_drained(entry)
 
 
 def start_drained(operation: Operation) -> None:
-    """Start again, in reverse order, everything that is on the ledger's list: a change was undone."""
+    """Start again, in reverse order, what the ledger lists and can run: a change was undone.
+
+    What was drained for another pool's change that did succeed stays stopped: its GPUs are elsewhere by now.
+    """
     for entry in reversed([one for one in operation.ledger.drained if isinstance(one, dict)]):
-        start_again(operation, entry)
+        if not _elsewhere(operation.system, Request(entry)):
+            start_again(operation, entry)
+
+
+def _gpus(system: System, entry: Request, *, driver: str) -> tuple[list[Address], bool]:
+    """The GPUs that a drained guest's configuration names and that `driver` has; whether it names others too."""
+    pci = Pci(system.root)
+    displays = [address for address in pci.all() if pci.is_display(address)]
+    on_driver = [address for address in displays if pci.driver(address) == driver]
+    if (vmid := entry.number_or_none("vmid")) is not None:
+        named = refers_to(vm_config(system, vmid) or "", displays, system.root)
+        return [address for address in named if address in on_driver], not set(named) <= set(on_driver)
+    minors = {pci.minor(address): address for address in on_driver}
+    container = entry.number_or_none("container")
+    if container is None:  # a daemon, or a service of the host, which may open every card
+        return list(minors.values()), False
+    wanted = lxc_config.parse(container_config(system, container) or "").minors
+    return [address for minor, address in minors.items() if minor in wanted], not wanted <= set(minors)
+
+
+def _elsewhere(system: System, entry: Request) -> bool:
+    """Whether a drained guest's GPUs are, in part, on another driver by now."""
+    return _gpus(system, entry, driver=VFIO if entry.has("vmid") else NVIDIA)[1]
+
+
+def _hindered(system: System, entry: Request) -> list[str]:
+    """What forbids starting: GPUs whose removal hangs, or a VM's GPUs that vfio-pci does not have.
+
+    Proxmox would take those from their driver by itself, in use or not.
+    """
+    gpus, others = _gpus(system, entry, driver=VFIO if entry.has("vmid") else NVIDIA)
+    if entry.has("vmid") and others:
+        return [f"a GPU that is not on {VFIO}"]
+    pci = Pci(system.root)
+    answered = system.read_apart({one: partial(pci.override, one) for one in gpus}, 1.0)
+    return [address for address in gpus if address not in answered]
 
 
 def start_daemons(operation: Operation) -> None:
@@ -151,8 +199,10 @@ def _stoppable(holder: Holder, managed: Managed) -> Stoppable:
     return Stoppable(unit=holder.unit or "", daemon=True)
 
 
-def _holders_to_stop(operation: Operation, devices: tuple[Address, ...], managed: Managed) -> list[Holder]:
-    deadline = time.monotonic() + PASSING
+def _holders_to_stop(
+    operation: Operation, devices: tuple[Address, ...], managed: Managed, passing: float
+) -> list[Holder]:
+    deadline = time.monotonic() + passing
     while True:
         holders = find_holders(operation.system, devices)
         strangers = [holder for holder in holders if not holder.is_managed(managed)]

@@ -70,8 +70,13 @@ def nvidia_facts(root: Root, persistenced: Completed | None) -> Object:
 
 
 def properties(text: str) -> dict[str, str]:
-    """`systemctl show`'s lines as names and values."""
-    return dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
+    """`systemctl show`'s lines as names and values; a name with several lines (EnvironmentFiles) has them joined."""
+    found: dict[str, str] = {}
+    for line in text.splitlines():
+        name, equals, value = line.partition("=")
+        if equals:
+            found[name] = f"{found[name]} {value}" if name in found else value
+    return found
 
 
 def vfio_ids(root: Root) -> list[Json]:

@@ -46,7 +46,7 @@ def write_atomically(path: Path, text: str, mode: int | None = 0o644) -> None:
     """
     temporary = path.with_name(f".{path.name}.new")
     try:
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o640 if mode is None else mode)
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, _mode_of(path) if mode is None else mode)
         with open(fd, "w", encoding="utf-8") as file:  # noqa: PTH123 (an open descriptor, for the mode)
             file.write(text)
             file.flush()
@@ -60,6 +60,13 @@ def write_atomically(path: Path, text: str, mode: int | None = 0o644) -> None:
         raise FailedError(
             f"{path} could not be written: {error.strerror}; free space or mend the file system"
         ) from error
+
+
+def _mode_of(path: Path) -> int:
+    try:
+        return path.stat().st_mode & 0o777
+    except OSError:
+        return 0o640
 
 
 class Ledger:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 NEEDED = ("/dev/nvidiactl", "/dev/nvidia-uvm")
-"""Without these CUDA sees no GPU; nvidia-uvm-tools and nvidia-modeset are passed where the host has them."""
-USEFUL = (*NEEDED, "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
+"""Without these CUDA sees no GPU."""
+USEFUL = (*NEEDED, "/dev/nvidia-uvm-tools")
+"""What a container that had no GPU is given where the host has it; one that had keeps its own choice."""
 CONTROL_MINORS = (254, 255)
 """Minors of nvidia-modeset and nvidiactl on nvidia's own major."""
 DEV_OPTIONS = "mode=0666"
@@ -27,9 +32,14 @@ class Wanted:
 
     minors: frozenset[int]
     every_minor: frozenset[int]
-    nodes: tuple[str, ...]  # nodes beside the GPUs' own that exist on the host, needed ones first
+    useful: tuple[str, ...] = NEEDED  # those of USEFUL that the host has
     major: int = 195
     other_majors: frozenset[int] = frozenset()
+
+    def nodes(self, config: Config) -> list[str]:
+        """The nodes to pass: the GPUs' own, and what goes with them."""
+        beside = NEEDED if config.nodes else self.useful
+        return [*(f"/dev/nvidia{minor}" for minor in sorted(self.minors)), *(beside if self.minors else ())]
 
     @property
     def owns_all(self) -> bool:
@@ -104,7 +114,8 @@ def parse(text: str, majors: frozenset[int] = frozenset({195})) -> Config:
     main, bracket, rest = text, "", ""
     if match := re.search(r"^\[", text, re.MULTILINE):
         main, bracket, rest = text[: match.start()], "[", text[match.end() :]
-    return Config(tuple(_line(line, majors) for line in main.removesuffix("\n").split("\n")), bracket + rest)
+    lines = main.removesuffix("\n").split("\n") if main else []
+    return Config(tuple(_line(line, majors) for line in lines), bracket + rest)
 
 
 def _line(text: str, majors: frozenset[int]) -> Line:
@@ -144,8 +155,7 @@ def with_raw(config: Config, wanted: Wanted) -> Config:
     lines = [line for line in config.lines if not (line.node and line.dev is not None)]
     lines = [line for line in lines if not line.node or line.minor in wanted.minors or line.minor is None]
     present = {line.node for line in lines}
-    mounts = [f"/dev/nvidia{minor}" for minor in sorted(wanted.minors)] + list(wanted.nodes)
-    missing = [node for node in mounts if node not in present]
+    missing = [node for node in wanted.nodes(config) if node not in present]
     new = [Line(_NEW_MOUNT.format(node=node, inner=node[1:]), node=node) for node in missing]
     lines = _after(lines, lambda line: line.node is not None, new)
     return Config(tuple(_with_rules(lines, wanted)), config.rest)
@@ -156,37 +166,33 @@ def _with_rules(lines: list[Line], wanted: Wanted) -> list[Line]:
     if any(line.allows_all for line in lines):
         return lines
     rules = [line for line in lines if line.cgroup]
-    template = next((line for line in rules if line.cgroup and line.cgroup[0] == wanted.major), None)
-    key, access = (template.key, template.access) if template else (DEFAULT_CGROUP_KEY, "rwm")
-    wildcard = Line(f"{key}: c {wanted.major}:* {access}", cgroup=(wanted.major, None), key=key, access=access)
-    if template and template.cgroup == wildcard.cgroup and wanted.owns_all:
-        exact = []
-        kept = [line for line in lines if not (line.cgroup and line.cgroup[0] == wanted.major) or line is template]
+    own = [line for line in rules if line.cgroup and line.cgroup[0] == wanted.major]
+    key, access = (own[0].key, own[0].access) if own else (DEFAULT_CGROUP_KEY, "rwm")
+
+    def rule(major: int, minor: int | None) -> Line:
+        text = f"{key}: c {major}:{'*' if minor is None else minor} {access}"
+        return Line(text, cgroup=(major, minor), key=key, access=access)
+
+    if wanted.owns_all and any(line.cgroup == (wanted.major, None) for line in own):
+        targets: list[int] = []
+        allowed: set[int | None] = {None}
     else:
         targets = [*sorted(wanted.minors), 255]
         allowed = {*targets, *CONTROL_MINORS}
-        kept = [
-            line for line in lines if not (line.cgroup and line.cgroup[0] == wanted.major) or line.cgroup[1] in allowed
-        ]
-        has = {line.cgroup[1] for line in kept if line.cgroup and line.cgroup[0] == wanted.major}
-        exact = [
-            Line(f"{key}: c {wanted.major}:{minor} {access}", cgroup=(wanted.major, minor))
-            for minor in targets
-            if minor not in has
-        ]
+    kept = [line for line in lines if line not in own or (line.cgroup and line.cgroup[1] in allowed)]
+    present = {line.cgroup for line in kept}
+    new = [rule(wanted.major, minor) for minor in targets if (wanted.major, minor) not in present]
     majors = {line.cgroup[0] for line in rules if line.cgroup}
-    for major in sorted(wanted.other_majors - majors):
-        exact.append(Line(f"{key}: c {major}:* {access}", cgroup=(major, None)))
-    place = lines.index(template) if template else None
-    if place is not None and template not in kept:
-        before = sum(1 for line in lines[:place] if line in kept)
-        return [*kept[:before], *exact, *kept[before:]]
-    return _after(kept, lambda line: line.cgroup is not None, exact)
+    new += [rule(major, None) for major in sorted(wanted.other_majors - majors)]
+    if own and own[0] not in kept:
+        before = sum(1 for line in lines[: lines.index(own[0])] if line in kept)
+        return [*kept[:before], *new, *kept[before:]]
+    return _after(kept, lambda line: line.cgroup is not None, new)
 
 
-def _after(lines: list[Line], like: object, new: list[Line]) -> list[Line]:
+def _after(lines: list[Line], like: Callable[[Line], bool], new: list[Line]) -> list[Line]:
     """Insert lines after the last of their like, or at the end of the main section."""
-    last = max((index for index, line in enumerate(lines) if like(line)), default=None)  # type: ignore[operator]
+    last = max((index for index, line in enumerate(lines) if like(line)), default=None)
     if last is None:
         last = max((index for index, line in enumerate(lines) if line.text.strip()), default=-1)
     return [*lines[: last + 1], *new, *lines[last + 1 :]]
@@ -203,7 +209,7 @@ class DevPlan:
 
 def plan_dev(config: Config, wanted: Wanted) -> DevPlan:
     """Pass the wanted GPUs by devN: entries that stay keep their number, new ones take the lowest free."""
-    nodes = [f"/dev/nvidia{minor}" for minor in sorted(wanted.minors)] + list(wanted.nodes)
+    nodes = wanted.nodes(config)
     devs = {line.dev: line for line in config.lines if line.dev is not None}
     gone = [number for number, line in devs.items() if line.node and line.minor is not None and line.node not in nodes]
     kept = {line.node for number, line in devs.items() if number not in gone and line.node}

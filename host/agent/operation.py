@@ -57,7 +57,6 @@ class Operation:
     def begin(self, step: str) -> None:
         """Journal, then tell, a step that changes the host; called before the change."""
         if not self.changed:
-            self.changed = True
             sequence = self.ledger.data["sequence"]
             self.ledger.data["sequence"] = (sequence if isinstance(sequence, int) else 0) + 1
         self.ledger.data["operation"] = {
@@ -68,6 +67,7 @@ class Operation:
             "started": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
         }
         self.ledger.save()
+        self.changed = True
         self.note(step)
 
     def undo_with(self, label: str, action: Callable[[], object]) -> None:

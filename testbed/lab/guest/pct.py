@@ -1,0 +1,149 @@
+"""Stand-in for Proxmox's `pct`: it keeps Proxmox's files and drives the real LXC."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NoReturn
+
+from .proxmox import CONTAINERS, changes, config_path, fail, guest_ids, locked, option, quiet, setting, unknown
+
+LOCKS = Path("/run/lock/lxc")
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+def main() -> None:
+    """Run one command."""
+    arguments = sys.argv[1:]
+    match arguments:
+        case ["list"]:
+            _list()
+        case ["status", vmid]:
+            sys.stdout.write(f"status: {_status(_known(vmid))}\n")
+        case ["config", vmid]:
+            sys.stdout.write(config_path(CONTAINERS, vmid, "container").read_text().split("\n[", 1)[0].rstrip() + "\n")
+        case ["start", vmid]:
+            start(_known(vmid))
+        case ["stop", vmid]:
+            _stop(_known(vmid), "--kill")
+        case ["shutdown", vmid, *options]:
+            _stop(_known(vmid), "--nokill", "--timeout", option(options, "timeout", "60"))
+        case ["reboot", vmid, *options]:
+            _stop(_known(vmid), "--nokill", "--timeout", option(options, "timeout", "60"))
+            start(vmid)
+        case ["exec", vmid, "--", *command]:
+            _exec(_running(vmid), command)
+        case ["push", vmid, source, target, *options]:
+            _push(_running(vmid), Path(source), target, int(option(options, "perms", "0644"), 8))
+        case ["pull", vmid, source, target]:
+            shutil.copyfile(_inside(_running(vmid), source), target)
+        case ["set", vmid, *options] if options:
+            _set(_known(vmid), options)
+        case _:
+            unknown("pct", arguments)
+
+
+def _known(vmid: str) -> str:
+    config_path(CONTAINERS, vmid, "container")
+    return vmid
+
+
+def _running(vmid: str) -> str:
+    if _status(_known(vmid)) != "running":
+        fail(f"container '{vmid}' not running!")
+    return vmid
+
+
+def _status(vmid: str) -> str:
+    # The monitor's command socket is there as long as the container runs; asking it through lxc-info costs a process.
+    sockets = Path("/proc/net/unix").read_text()
+    return "running" if f"@/var/lib/lxc/{vmid}/command" in sockets else "stopped"
+
+
+def _list() -> None:
+    sys.stdout.write("VMID       Status     Lock         Name                \n")
+    for vmid in guest_ids(CONTAINERS):
+        name = setting(CONTAINERS / f"{vmid}.conf", "hostname")
+        sys.stdout.write(f"{vmid:<10} {_status(str(vmid)):<10} {'':<12} {name:<20}\n")
+
+
+def start(vmid: str) -> None:
+    """Start a container as Proxmox does: configuration for liblxc, then a systemd service that is its monitor."""
+    from testbed.simulator.pveconf import GuestConfig  # noqa: PLC0415  an import that the other commands do without
+
+    from .lxc_config import write_lxc_config  # noqa: PLC0415
+
+    if _status(vmid) == "running":
+        fail(f"CT {vmid} already running")
+    path = CONTAINERS / f"{vmid}.conf"
+    with locked(LOCKS / f"pve-config-{vmid}.lock"):
+        config = GuestConfig.parse(path.read_text(), "lxc")
+        if config.apply_pending():
+            path.write_text(config.text())
+        write_lxc_config(vmid, config)
+    service = f"pve-container@{vmid}.service"
+    quiet("systemctl", "reset-failed", service)
+    if not quiet("systemctl", "start", service) or not _wait(vmid, "running", 60):
+        log = subprocess.run(["journalctl", "-q", "-u", service, "-n", "20", "-o", "cat"], stdout=subprocess.PIPE, text=True)
+        fail(f"startup for container '{vmid}' failed\n{log.stdout}")
+
+
+def _stop(vmid: str, *how: str) -> None:
+    if _status(vmid) != "running":
+        fail(f"CT {vmid} not running")
+    stopped = quiet("lxc-stop", "--name", vmid, *how)
+    if not stopped or not _wait(vmid, "stopped", 30):
+        fail(f"container {vmid} did not stop")
+    # The service ends after its container; a start right behind would find it still stopping.
+    quiet("systemctl", "stop", f"pve-container@{vmid}.service")
+
+
+def _wait(vmid: str, state: str, limit: float) -> bool:
+    deadline = time.monotonic() + limit
+    while _status(vmid) != state:
+        failed = state == "running" and quiet("systemctl", "is-failed", f"pve-container@{vmid}.service")
+        if failed or time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+    return True
+
+
+def _exec(vmid: str, command: list[str]) -> NoReturn:
+    attach = ["lxc-attach", "--name", vmid, "--clear-env", "--set-var", f"PATH={PATH}", "--", *command]
+    os.execvp(attach[0], attach)  # noqa: S606  the exit status and the streams are the command's own
+
+
+def _inside(vmid: str, path: str) -> Path:
+    """A path in the container as its processes see it."""
+    pid = subprocess.run(["lxc-info", "-n", vmid, "-p", "-H"], stdout=subprocess.PIPE, text=True, check=True)
+    return Path(f"/proc/{pid.stdout.strip()}/root", path.lstrip("/"))
+
+
+def _push(vmid: str, source: Path, target: str, mode: int) -> None:
+    place = _inside(vmid, target)
+    shutil.copyfile(source, place)
+    place.chmod(mode)
+
+
+def _set(vmid: str, options: list[str]) -> None:
+    from testbed.simulator.pveconf import GuestConfig  # noqa: PLC0415
+
+    values, delete = changes(options)
+    if unusual := [key for key in {*values, *delete} if not (key.startswith("dev") and key[3:].isdigit())]:
+        unknown("pct", ["set", vmid, *(f"-{key}" for key in unusual)])
+    for value in values.values():
+        path = value.split(",")[0].removeprefix("path=")
+        if not Path("/", path).exists():
+            fail(f"Device {path} does not exist")
+    path = CONTAINERS / f"{vmid}.conf"
+    with locked(LOCKS / f"pve-config-{vmid}.lock"):
+        config = GuestConfig.parse(path.read_text(), "lxc")
+        if _status(vmid) == "running":
+            config.postpone(values, delete)
+        else:
+            config.change(values, delete)
+        path.write_text(config.text())

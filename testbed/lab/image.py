@@ -1,0 +1,356 @@
+"""The guest's image: Debian's root file system and kernel (the base), then everything that is the lab's own."""
+
+from __future__ import annotations
+
+import json
+import lzma
+import os
+import shlex
+import shutil
+import subprocess
+import uuid
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fcntl import LOCK_EX, flock
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from testbed.engine.cache import REPOSITORY, Cache, building, digest
+from testbed.engine.progress import SetupError, run, step
+from testbed.lab.packages import kernel_release
+from testbed.simulator.state import HostState, load_state
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from testbed.engine.progress import Step
+
+HERE = Path(__file__).parent
+SUITE = "bookworm"
+GUEST_PACKAGES = (
+    "busybox-static", "dbus", "driverctl", "iproute2", "kmod", "lxc", "openssh-server", "pciutils", "procps", "psmisc",
+    "python3", "systemd", "systemd-sysv", "udev",
+)  # fmt: skip
+MODULE_FOLDERS = (
+    "arch", "block", "crypto", "lib", "fs/ext4", "fs/jbd2", "fs/mbcache.ko", "fs/autofs", "fs/fuse", "fs/overlayfs",
+    "drivers/pci", "drivers/vfio", "drivers/virtio", "drivers/block/virtio_blk.ko",
+    "drivers/char/hw_random", "drivers/net/virtio_net.ko", "drivers/net/net_failover.ko", "net/core", "net/802",
+    "net/ipv6", "net/packet", "net/unix",
+)  # fmt: skip
+INITRD_MODULES = ("virtio_pci", "virtio_blk", "virtio_net", "ext4", "crc32c_generic")
+DISK_SIZE = "2G"
+MASKED = (
+    "apt-daily-upgrade.timer", "apt-daily.timer", "console-getty.service", "dev-hugepages.mount", "dev-mqueue.mount",
+    "dnsmasq.service", "dpkg-db-backup.timer", "e2scrub_all.timer", "e2scrub_reap.service", "fstrim.timer",
+    "getty@tty1.service", "lxc-monitord.service", "lxc-net.service", "lxc.service", "modprobe@configfs.service",
+    "modprobe@dm_mod.service", "modprobe@drm.service", "modprobe@efi_pstore.service", "modprobe@fuse.service",
+    "modprobe@loop.service", "proc-sys-fs-binfmt_misc.automount", "sys-kernel-debug.mount",
+    "sys-kernel-tracing.mount", "systemd-binfmt.service", "systemd-hwdb-update.service",
+    "systemd-journal-catalog-update.service", "systemd-journal-flush.service", "systemd-pstore.service",
+    "systemd-remount-fs.service", "systemd-timesyncd.service", "systemd-update-utmp-runlevel.service",
+    "systemd-update-utmp.service",
+)  # fmt: skip
+"""Units that take seconds of an emulated processor and that nothing here is about."""
+MASKED_IN_CONTAINER = (
+    "driverctl@.service", "ssh.service", "systemd-logind.service", "systemd-udev-settle.service",
+    "systemd-udev-trigger.service", "systemd-udevd.service", "pve-guests.service",
+)  # fmt: skip
+TOOLS = {
+    "usr/sbin/pct": "pct",
+    "usr/sbin/qm": "qm",
+    "usr/bin/kvm": "kvm",
+    "usr/bin/nvidia-smi": "nvidia_smi",
+    "usr/bin/nvidia-persistenced": "persistenced",
+    "usr/lib/testbed-lab/start-guests": "boot",
+    "usr/lib/python3/dist-packages/sglang/launch_server.py": "sglang",
+}
+"""Programs in the guest, and the module of testbed/lab/guest that each runs."""
+LAUNCHER = """\
+#!/usr/bin/python3 -ES
+import sys
+sys.path.insert(0, "/usr/lib/testbed-lab")
+from testbed.lab.guest.{module} import main
+main()
+"""
+SHARED = ("testbed/simulator/pveconf.py", "testbed/simulator/sglang_stub.py")
+"""What the guest takes over from the simulator."""
+
+
+@dataclass(frozen=True)
+class Image:
+    """A built image: what QEMU boots, and the keys to log in with."""
+
+    folder: Path
+
+    @property
+    def kernel(self) -> Path:
+        """The kernel, unpacked: an emulated processor takes seconds to unpack it."""
+        return self.folder / "vmlinux"
+
+    @property
+    def initrd(self) -> Path:
+        """The initial RAM disk."""
+        return self.folder / "initrd.gz"
+
+    @property
+    def disk(self) -> Path:
+        """The root disk; never written to, each machine writes to a layer over it."""
+        return self.folder / "root.img"
+
+    @property
+    def acpi_table(self) -> Path:
+        """The table that puts the first host bridge on NUMA node 0."""
+        return self.folder / "numa.aml"
+
+    @property
+    def identity_file(self) -> Path:
+        """The private key that root may log in with."""
+        return self.folder / "keys" / "id_ed25519"
+
+    @property
+    def host_key(self) -> str:
+        """The host's public key, one line in authorized_keys format."""
+        return " ".join((self.folder / "keys" / "ssh_host_ed25519_key.pub").read_text().split()[:2])
+
+
+def ensure_image(cache: Cache) -> Image:
+    """Build the image unless the cache has the one that is wanted.
+
+    Raises:
+        SetupError: a step of the build failed.
+    """
+    release = kernel_release()
+    base_key = digest(SUITE, release, *GUEST_PACKAGES, *MODULE_FOLDERS)[:12]
+    own = sorted(path for path in (HERE / "guest").rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    own += [Path(__file__), HERE / "numa.asl", *(REPOSITORY / name for name in SHARED)]
+    key = digest(base_key, *own, repr(load_state("kpro6")))[:12]
+    home = cache.root / "lab"
+    base, folder = home / f"base-{base_key}", home / f"image-{key}"
+    with _locked(home):
+        if not folder.is_dir():
+            _need_root()
+            if not base.is_dir():
+                with building(base, base_key) as partial:
+                    _build_base(partial, release)
+            with building(folder, key) as partial:
+                _build_image(partial, base, release)
+            _forget_others(home, base, folder)
+    return Image(folder)
+
+
+@contextmanager
+def _locked(home: Path) -> Iterator[None]:
+    home.mkdir(parents=True, exist_ok=True)
+    with (home / "lock").open("w") as lock:
+        flock(lock, LOCK_EX)
+        yield
+
+
+def _need_root() -> None:
+    if os.geteuid() != 0:
+        raise SetupError(
+            "the lab's image holds files of root and of a container, so root builds it: "
+            "run `unshare --map-root-user --map-auto make lab`, or as root"
+        )
+
+
+def _forget_others(home: Path, *kept: Path) -> None:
+    """Remove images of earlier states of the sources: each is half a gigabyte."""
+    for folder in [*home.glob("base-*"), *home.glob("image-*")]:
+        if folder not in kept:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+# ------------------------------------------------------------------------ base
+
+
+def _build_base(folder: Path, release: str) -> None:
+    with step(f"kernel {release}") as current:
+        _unpack_kernel(folder, release, current)
+    with step(f"Debian {SUITE} root file system") as current:
+        slim = [f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in ("doc", "info", "locale", "man")]
+        options = ["--mode=root", "--variant=minbase", '--aptopt=APT::Install-Recommends "false"', *slim]
+        run(["mmdebstrap", *options, f"--include={','.join(GUEST_PACKAGES)}", SUITE, folder / "root"], current)
+        _add_modules(folder, release, current)
+    with step("initial RAM disk") as current:
+        _build_initrd(folder, release, current)
+    shutil.rmtree(folder / "kernel")
+
+
+def _unpack_kernel(folder: Path, release: str, current: Step) -> None:
+    download = folder / "kernel"
+    download.mkdir()
+    # apt drops its rights for a download, and warns where it may not write.
+    run(["apt-get", "-o", "APT::Sandbox::User=root", "download", f"linux-image-{release}"], current, cwd=download)
+    run(["dpkg-deb", "-x", next(download.glob("*.deb")), download], current)
+    packed = (download / "boot" / f"vmlinuz-{release}").read_bytes()
+    start = packed.find(b"\xfd7zXZ\x00")
+    kernel = lzma.LZMADecompressor().decompress(packed[start:])
+    if not kernel.startswith(b"\x7fELF"):
+        raise SetupError(f"the kernel in linux-image-{release} is not packed with xz: the lab boots it unpacked")
+    (folder / "vmlinux").write_bytes(kernel)
+
+
+def _add_modules(folder: Path, release: str, current: Step) -> None:
+    """Copy the modules that the guest can use, a tenth of all."""
+    source = folder / "kernel" / "lib" / "modules" / release
+    target = folder / "root" / "lib" / "modules" / release
+    target.mkdir(parents=True)
+    for name in ("modules.order", "modules.builtin", "modules.builtin.modinfo"):
+        shutil.copy(source / name, target)
+    for name in MODULE_FOLDERS:
+        place = target / "kernel" / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if (source / "kernel" / name).is_dir():
+            shutil.copytree(source / "kernel" / name, place)
+        else:
+            shutil.copy(source / "kernel" / name, place)
+    # udev would load KVM, which an emulated processor can't use.
+    shutil.rmtree(target / "kernel" / "arch" / "x86" / "kvm", ignore_errors=True)
+    run(["depmod", "-b", folder / "root", release], current)
+
+
+def _build_initrd(folder: Path, release: str, current: Step) -> None:
+    root = folder / "initrd"
+    for name in ("bin", "dev", "modules", "proc", "root", "sys"):
+        (root / name).mkdir(parents=True)
+    shutil.copy(folder / "root" / "bin" / "busybox", root / "bin")
+    shutil.copy(HERE / "guest" / "initrd" / "init", root / "init")
+    order: list[str] = []
+    for module in INITRD_MODULES:
+        command = ["modprobe", "-d", folder / "root", "-S", release, "--show-depends", module]
+        shown = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+        for path in (Path(line.split()[1]) for line in shown.splitlines() if line.startswith("insmod")):
+            if path.name not in order:
+                shutil.copy(path, root / "modules")
+                order.append(path.name)
+    (root / "modules" / "order").write_text("\n".join(order) + "\n")
+    archive = shlex.quote(str(folder / "initrd.gz"))
+    run(["sh", "-c", f"find . | cpio --quiet -o -H newc | gzip -1 > {archive}"], current, cwd=root)
+    shutil.rmtree(root)
+
+
+# ----------------------------------------------------------------------- image
+
+
+def _build_image(folder: Path, base: Path, release: str) -> None:
+    root = folder / "root"
+    state = load_state("kpro6")
+    with step("stand-in modules") as current:
+        shutil.copytree(HERE / "guest" / "modules", folder / "modules")
+        make = ["make", "-C", f"/usr/src/linux-headers-{release}", f"M={folder / 'modules'}", "modules"]
+        run(make, current)
+        run(["iasl", "-p", folder / "numa", HERE / "numa.asl"], current)
+    with step("the hypervisor's files and its container") as current:
+        run(["cp", "-a", "--reflink=auto", base / "root", root], current)
+        for name in ("vmlinux", "initrd.gz"):
+            shutil.copy(base / name, folder)
+        extra = root / "lib" / "modules" / release / "extra"
+        extra.mkdir()
+        for module in (folder / "modules").glob("*.ko"):
+            run(["strip", "--strip-debug", "-o", extra / module.name, module], current)
+        run(["depmod", "-b", root, release], current)
+        _add_tools(root)
+        _build_container(root, state)
+        _build_host(root, state)
+        _add_keys(root, folder / "keys", current)
+    with step("disk image") as current:
+        run(["truncate", "-s", DISK_SIZE, folder / "root.img"], current)
+        options = ["-q", "-t", "ext4", "-E", "lazy_itable_init=1,lazy_journal_init=1"]
+        run(["mke2fs", *options, "-d", root, folder / "root.img"], current)
+    shutil.rmtree(root)
+    shutil.rmtree(folder / "modules")
+
+
+def _add_tools(root: Path) -> None:
+    """Install the guest's programs: their modules under their own names, and a launcher for each."""
+    library = root / "usr" / "lib" / "testbed-lab"
+    sources = [*(HERE / "guest").glob("*.py"), *(REPOSITORY / name for name in SHARED)]
+    for source in sources:
+        place = library / source.relative_to(REPOSITORY)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(source, place)
+    for name, module in TOOLS.items():
+        _write(root / name, LAUNCHER.format(module=module), mode=0o755)
+    subprocess.run(["python3", "-m", "compileall", "-q", "-s", root, library], check=True)
+
+
+def _build_container(root: Path, state: HostState) -> None:
+    """Give container 129 the hypervisor's own Debian, by hard links, and its files from the simulator's state."""
+    vmid, container = 129, state.containers[129]
+    rootfs = root / "var" / "lib" / "lxc" / str(vmid) / "rootfs"
+    for name in ("dev", "home", "proc", "root", "run", "srv", "sys", "tmp", "var/log", "var/tmp", "var/lib", "var/cache"):
+        (rootfs / name).mkdir(parents=True)
+    (rootfs / "var" / "run").symlink_to("/run")
+    subprocess.run(["cp", "-al", root / "usr", rootfs / "usr"], check=True)
+    subprocess.run(["cp", "-a", root / "etc", rootfs / "etc"], check=True)
+    for name in ("bin", "lib", "lib64", "sbin"):
+        (rootfs / name).symlink_to(f"usr/{name}")
+    _configure(rootfs, "sglang", (*MASKED, *MASKED_IN_CONTAINER))
+    python = rootfs / "opt" / "sglang" / "venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to("/usr/bin/python3")
+    figures = {"memory_mib": 97887, **state.sglang.model_dump()}
+    _write(rootfs / "etc" / "testbed-sglang.json", json.dumps(figures))
+    _write_all(rootfs, container.files)
+    _write(root / "etc" / "pve" / "lxc" / f"{vmid}.conf", container.config)
+
+
+def _build_host(root: Path, state: HostState) -> None:
+    shutil.copytree(HERE / "guest" / "root", root, dirs_exist_ok=True)
+    _configure(root, state.hostname, MASKED)
+    for vmid, vm in state.vms.items():
+        _write(root / "etc" / "pve" / "qemu-server" / f"{vmid}.conf", vm.config)
+    (root / "etc" / "pve" / "mapping").mkdir()
+    _write_all(root, state.files)
+    wanted = root / "etc" / "systemd" / "system" / "multi-user.target.wants"
+    (wanted / "pve-guests.service").symlink_to("/usr/lib/systemd/system/pve-guests.service")
+    _write(root / "usr" / "bin" / "pveversion", _pveversion(state), mode=0o755)
+
+
+def _pveversion(state: HostState) -> str:
+    return f'#!/bin/sh\necho "pve-manager/{state.pve_version}/lab (running kernel: $(uname -r))"\n'
+
+
+def _configure(root: Path, hostname: str, masked: tuple[str, ...]) -> None:
+    """Name a Debian, and keep its boot short."""
+    _write(root / "etc" / "hostname", f"{hostname}\n")
+    _write(root / "etc" / "machine-id", f"{uuid.uuid4().hex}\n")
+    units = root / "etc" / "systemd" / "system"
+    for name in masked:
+        (units / name).unlink(missing_ok=True)
+        (units / name).symlink_to("/dev/null")
+    (units / "default.target").unlink(missing_ok=True)
+    (units / "default.target").symlink_to("/lib/systemd/system/multi-user.target")
+
+
+def _add_keys(root: Path, keys: Path, current: Step) -> None:
+    """Make fresh keys for this image, and let them in."""
+    keys.mkdir(mode=0o700)
+    for stale in (root / "etc" / "ssh").glob("ssh_host_*"):
+        stale.unlink()
+    for name in ("id_ed25519", "ssh_host_ed25519_key"):
+        run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "lab", "-f", keys / name], current)
+    for name in ("ssh_host_ed25519_key", "ssh_host_ed25519_key.pub"):
+        shutil.copy(keys / name, root / "etc" / "ssh")
+    _write(root / "root" / ".ssh" / "authorized_keys", (keys / "id_ed25519.pub").read_text(), mode=0o600)
+    (root / "root" / ".ssh").chmod(0o700)
+
+
+def _write_all(root: Path, files: dict[str, str]) -> None:
+    """Write a state's files; text that begins with `-> ` is a symbolic link's target."""
+    for name, text in files.items():
+        place = root / name.lstrip("/")
+        if text.startswith("-> "):
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.unlink(missing_ok=True)
+            place.symlink_to(text.removeprefix("-> "))
+        else:
+            _write(place, text)
+
+
+def _write(path: Path, text: str, *, mode: int = 0o644) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)  # it may be a hard link of another root's file
+    path.write_text(text)
+    path.chmod(mode)

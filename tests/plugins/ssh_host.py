@@ -118,9 +118,14 @@ async def _run(host: SshHost, process: asyncssh.SSHServerProcess[bytes]) -> None
         stderr=asyncio.subprocess.PIPE,
     )
     feeding = asyncio.ensure_future(_pump(process.stdin, shell.stdin))
-    await asyncio.gather(_pump(shell.stdout, process.stdout), _pump(shell.stderr, process.stderr))
-    status = await shell.wait()
-    feeding.cancel()
+    try:
+        await asyncio.gather(_pump(shell.stdout, process.stdout), _pump(shell.stderr, process.stderr))
+        status = await shell.wait()
+    finally:
+        feeding.cancel()
+        if shell.returncode is None:  # the client went away, and this host with it
+            shell.kill()
+            await shell.wait()
     if status < 0:
         process.exit_with_signal({-9: "KILL", -15: "TERM"}[status])
     else:
@@ -159,10 +164,11 @@ async def ssh_host(root: Path, key: asyncssh.SSHKey | None = None) -> AsyncItera
 async def listener(handle: Handler, **where: Any) -> AsyncIterator[asyncio.Server]:
     """A plain stream server, on an ephemeral loopback port or on `path`, whose connections end with it."""
     writers: list[asyncio.StreamWriter] = []
+    tasks: list[asyncio.Future[None]] = []
 
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writers.append(writer)
-        await handle(reader, writer)
+        tasks.append(asyncio.ensure_future(handle(reader, writer)))
 
     if "path" in where:
         server = await asyncio.start_unix_server(serve, **where)
@@ -176,3 +182,4 @@ async def listener(handle: Handler, **where: Any) -> AsyncIterator[asyncio.Serve
             writer.close()
             with contextlib.suppress(ConnectionError):
                 await writer.wait_closed()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -354,6 +354,8 @@ async def _pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, port
             while data := await source.read(65536):
                 sink.write(data)
         sink.close()
+        with contextlib.suppress(ConnectionError):
+            await sink.wait_closed()
 
     await asyncio.gather(copy(reader, there_writer), copy(there_reader, writer))
 

@@ -54,9 +54,9 @@ def _given(value: Value, default: Value) -> Value:
 
 
 def hostpci(device: Props) -> str:
-    """A passed-through device by its mapping's name."""
+    """A passed-through device, by its mapping's name; by its address only if it was found so."""
     options = {"pcie": device["pcie"], "rombar": device["rombar"], "x-vga": device["xvga"]}
-    return join(None, {"mapping": device["mapping"], **options})
+    return join(None, {"mapping": device.get("mapping"), "host": device.get("id"), **options})
 
 
 def read_hostpci(key: str, text: str) -> Props:

@@ -25,7 +25,7 @@ _ADDRESSES = re.compile(rf"{_ADDRESS}(;{_ADDRESS})*")
 _KEYS = {
     "comment": "description",
     "id": "id",
-    "iommuGroup": "iommu-group",
+    "iommuGroup": "iommugroup",
     "node": "node",
     "path": "path",
     "subsystemId": "subsystem-id",
@@ -113,14 +113,21 @@ def _entries(props: Props) -> list[Props]:
 
 def _normal(props: Props) -> Props:
     """The mapping without absent values, its entries in one order."""
-    entries = [{key: value for key, value in entry.items() if value is not None} for entry in _entries(props)]
-    entries.sort(key=lambda entry: (str(entry.get("node")), str(entry.get("path"))))
+    entries: list[Value] = [_present(entry) for entry in sorted(_entries(props), key=_place)]
     return {
         "name": props.get("name"),
         "comment": props.get("comment") or None,
         "mediatedDevices": bool(props.get("mediatedDevices")),
-        "maps": [*entries],
+        "maps": entries,
     }
+
+
+def _present(entry: Props) -> Props:
+    return {name: value for name, value in entry.items() if value is not None}
+
+
+def _place(entry: Props) -> tuple[str, str]:
+    return str(entry.get("node")), str(entry.get("path"))
 
 
 def _form(inputs: Props) -> dict[str, Any]:
@@ -138,7 +145,7 @@ def _outputs(name: str, data: dict[str, Any]) -> Props:
 def _entry(text: str) -> Props:
     found = split(text)
     entry: Props = {name: found[key] for name, key in _KEYS.items() if key in found}
-    return entry | ({"iommuGroup": int(found["iommu-group"])} if "iommu-group" in found else {})
+    return entry | ({"iommuGroup": int(found["iommugroup"])} if "iommugroup" in found else {})
 
 
 async def read_mapping(connection: Connection, args: Props) -> Props:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from testbed.engine.plugins._wire import Props
     from testbed.engine.plugins.proxmoxve.connection import Connection
 
+_RESIZE_LIMIT_S = 300
 _COMPUTED = ("ipv4Addresses", "ipv6Addresses", "networkInterfaceNames", "macAddresses")
 
 
@@ -74,9 +75,9 @@ class VmLegacy(Resource):
             return None
         known = state | {"vmId": int(identifier), "nodeName": node}
         outputs = await self._read_back(known, state)
-        plain = vm_form.normal({}, {})
-        drifted = {name for name in vm_form.CARRIED if outputs.get(name) != plain.get(name, outputs.get(name))}
-        return outputs, {name: outputs[name] for name in outputs if name in inputs or name in drifted}
+        drifted = {name: outputs.get(name) for name in vm_form.CARRIED if outputs.get(name) != state.get(name)}
+        refreshed = inputs | drifted
+        return outputs, {name: value for name, value in refreshed.items() if value is not None}
 
     async def update(self, job: Job, identifier: str, olds: Props, news: Props) -> Props:  # noqa: ARG002
         """Change the configuration, then the power state; a running VM is rebooted if the change needs it."""
@@ -87,10 +88,10 @@ class VmLegacy(Resource):
         form: dict[str, Any] = {key: value for key, value in after.items() if before.get(key) != value} | drives
         gone = sorted(before.keys() - after.keys())
         self._check_root(form)
+        for disk, size in sizes.items():
+            await api.finish(await api.put(f"{path}/resize", {"disk": disk, "size": f"{size}G"}), _RESIZE_LIMIT_S)
         if form or gone:
             await api.put(f"{path}/config", form | ({"delete": ",".join(gone)} if gone else {}))
-        for disk, size in sizes.items():
-            await api.put(f"{path}/resize", {"disk": disk, "size": f"{size}G"})
         running = (await api.get(f"{path}/status/current"))["status"] == "running"
         if new["started"] != running:
             await self._start_or_shut_down(new, news)
@@ -194,7 +195,7 @@ def _drive_changes(config: dict[str, Any], old: Props, new: Props) -> tuple[dict
             sizes[interface] = wanted
         if {**current, "size": None} != {**disk, "size": None}:
             volume, size_text = _volume(str(config[interface]))
-            form[interface] = devices.disk(disk, volume, size_text)
+            form[interface] = devices.disk(disk, volume, f"{wanted}G" if wanted > size else size_text)
     return form, sizes
 
 

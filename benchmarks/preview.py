@@ -1,6 +1,6 @@
 """How long a preview takes against an empty Pulumi Python program's, and how often each run goes to the host.
 
-`python -m benchmarks.preview [ROUNDS]`: both programs take turns in one run, so that what else the machine does weighs on
+`python -m benchmarks.preview [ROUNDS]`: both programs take turns in one run, so that other load weighs on
 both; the figure is the ratio of the medians.
 """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -172,7 +173,7 @@ def check_host(host: Host, workspace: Workspace, *, split: bool) -> list[Check]:
         Check("mapping, with live groups and ids", host.live(confidential), host.mapping("gpu-confidential")),
         Check("hostpci entries of the VM", ["gpu-confidential"] * len(confidential), host.hostpci()),
         Check("VM", "running" if split else "stopped", host.vm_status()),
-        Check("--tp in the unit", f"--tp {tp}", _flag(unit, "--tp")),
+        Check("--tp in the unit", f"--tp {tp}", _tp(unit)),
         Check("NCCL_P2P_DISABLE=1 in the unit", True, "NCCL_P2P_DISABLE=1" in unit),
         Check("canonical copy equals the unit", unit, (workspace.folder / "units" / UNIT).read_text()),
         Check("a token comes", True, bool(host.token())),
@@ -189,6 +190,6 @@ def _persisted(host: Host) -> list[str]:
     return sorted(address for address in SERVING + CONFIDENTIAL if host.persisted(address) == "vfio-pci")
 
 
-def _flag(unit: str, name: str) -> str | None:
-    words = unit.split()
-    return f"{name} {words[words.index(name) + 1]}" if name in words else None
+def _tp(unit: str) -> str | None:
+    found = re.search(r"^[^#].*?(--tp[ =]\d+)", unit, re.MULTILINE)
+    return None if found is None else found[1].replace("=", " ")

@@ -144,7 +144,10 @@ def _brief(value: object) -> str:
                 by_value.setdefault(str(item), []).append(_short(key))
             return "\n".join(f"{item}: {' '.join(keys)}" for item, keys in by_value.items())
         case list() | tuple():
-            return "\n".join(_brief(item) if isinstance(item, tuple) else _short(item) for item in value) or "none"
+            lines = (" ".join(map(_short, item)) if isinstance(item, tuple) else _short(item) for item in value)
+            return "\n".join(lines) or "none"
+        case True | False:
+            return "yes" if value else "no"
         case str() if "\n" in value:
             return f"{len(value.splitlines())} lines"
         case _:

@@ -32,7 +32,7 @@ class SshHost:
     client_key: asyncssh.SSHKey = field(default_factory=lambda: asyncssh.generate_private_key("ssh-ed25519"))
     attempts: int = 0
     open: set[Any] = field(default_factory=set)
-    commands: list[str] = field(default_factory=list)
+    left: asyncio.Event = field(default_factory=asyncio.Event)  # set once a client has gone
 
     @property
     def public_line(self) -> str:
@@ -76,6 +76,7 @@ class _Server(asyncssh.SSHServer):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._host.open.discard(self._connection)
+        self._host.left.set()
 
     def begin_auth(self, username: str) -> bool:
         return True
@@ -106,7 +107,6 @@ async def _pump(source: Any, sink: Any) -> None:
 
 
 async def _run(host: SshHost, process: asyncssh.SSHServerProcess[bytes]) -> None:
-    host.commands.append(process.command or "")
     shell = await asyncio.create_subprocess_exec(
         "/bin/sh",
         "-c",

@@ -82,6 +82,39 @@ def test_delete_runs_the_old_command_over_the_old_connection(play: Any) -> None:
     play(scenario)
 
 
+@pytest.mark.parametrize(
+    ("change", "diffs", "replaces"),
+    [
+        ({}, [], []),
+        ({"create": "other"}, ["create"], []),
+        ({"delete": "other"}, ["delete"], []),
+        ({"update": None}, ["update"], []),
+        ({"connection": {"host": "other"}}, ["connection"], []),
+        ({"environment": {"A": "b"}}, ["environment"], []),
+        ({"stdin": UNKNOWN}, ["stdin"], []),
+        ({"logging": "none"}, ["logging"], []),
+        ({"triggers": ["one", "three"]}, ["triggers"], ["triggers"]),
+        ({"triggers": ["one"]}, ["triggers"], ["triggers"]),
+        ({"triggers": UNKNOWN}, ["triggers"], ["triggers"]),
+        ({"triggers": None, "create": "x"}, ["create", "triggers"], ["triggers"]),
+    ],
+)
+def test_any_change_updates_and_only_triggers_replace(
+    play: Any, change: dict[str, Any], diffs: list[str], replaces: list[str]
+) -> None:
+    """Also with `update` given, other triggers replace; any other input is changed in place."""
+    inputs = {"create": "a", "update": "b", "delete": "c", "connection": {"host": "h"}, "triggers": ["one", "two"]}
+
+    async def scenario(driver: Driver, host: SshHost) -> None:
+        state = {**inputs, "connection": secret({"host": "h"}), "stdout": "out", "stderr": ""}
+        wanted = {name: value for name, value in {**inputs, **change}.items() if value is not None}
+        found = await driver.diff(state, wanted)
+        assert (sorted(found.diffs), sorted(found.replaces)) == (diffs, replaces)
+        assert not (await driver.diff(state, wanted, ignore=list(change))).diffs
+
+    play(scenario)
+
+
 def test_read_gives_the_state_back_without_reaching_the_host(play: Any) -> None:
     """Refresh sees no drift, and succeeds with the host down."""
 

@@ -32,6 +32,7 @@ def empty() -> Object:
         "revisions": {},
         "found": {},
         "previous": {},
+        "outdated": {},
         "drained": [],
         "pending": [],
         "managed": {"services": [], "vms": [], "containers": []},

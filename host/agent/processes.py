@@ -76,6 +76,13 @@ def started_at(system: System, stat: str) -> dt.datetime | None:
     return dt.datetime.fromtimestamp(seconds, dt.UTC)
 
 
+def identity(system: System, service: Service, inner_pid: int) -> str | None:
+    """What tells a service's main process from its successors: its PID and its start in clock ticks."""
+    pid = main_processes(system, {service: inner_pid}).get(service) if inner_pid else None
+    fields = (system.root.text(f"/proc/{pid}/stat") or "").rpartition(")")[2].split()
+    return f"{pid} {fields[19]}" if len(fields) > 19 else None
+
+
 def unit_pids(system: System, service: Service) -> list[int]:
     """Host PIDs of every process of a service's unit."""
     numbers = [int(name) for name in system.root.names("/proc") if name.isdigit()]

@@ -14,7 +14,7 @@ from .diagnose import diagnose
 from .drain import record_revision
 from .facts_services import NCCL_CONF, assignments
 from .guests import container_config, need_inside, run_inside, status
-from .processes import main_processes, process, unit_environment, unit_pids
+from .processes import identity, main_processes, process, unit_environment, unit_pids
 from .readiness import NotReadyError, Server, wait_for_token
 from .request import Managed, Request, Service
 from .result import FailedError, Json
@@ -43,7 +43,11 @@ def serve(operation: Operation, request: Request) -> dict[str, Json]:
         raise FailedError(
             f"{service.unit} is not known to systemd ({shown.get('LoadState')}): its unit file comes first"
         )
+    outdated = operation.ledger.table("outdated")
     reasons = differences(system, server, request.environment("environment"), shown)
+    current = identity(system, service, int(shown.get("MainPID") or 0))
+    if not reasons and current is not None and current == outdated.get(f"unit:{service.name}"):
+        reasons = ["its unit file was written after its start"]
     enabled = shown.get("UnitFileState") == "enabled"
     if request.has("enabled") and request.flag("enabled", default=True) != enabled:
         set_enabled(operation, service, enabled=not enabled)
@@ -57,6 +61,7 @@ def serve(operation: Operation, request: Request) -> dict[str, Json]:
     except NotReadyError as error:
         raise _diagnosed(system, request, server, error) from error
     operation.note(f"{service.unit} generated a token after {seconds:.0f} s, with tp {answer.get('tp')}")
+    outdated.pop(f"unit:{service.name}", None)
     operation.ledger.manage(Managed((service,)))
     operation.ledger.forget_drained({"kind": "service", "container": service.container, "unit": service.unit})
     record_revision(operation, f"service:{service.name}", request)
@@ -164,11 +169,12 @@ def _restart(operation: Operation, service: Service, *, reload: bool) -> None:
 
 def _diagnosed(system: System, request: Request, server: Server, error: NotReadyError) -> FailedError:
     visible = visible_gpus(system, server.service.container)
+    path = show(system, server.service).get("FragmentPath") or f"{UNITS}/{server.service.unit}"
     found = diagnose(
         system,
         server.service,
         request.addresses("devices"),
-        tp=server.tp,
+        tp=unit_tp(read_file(system, server.service.container, path) or "") or server.tp,
         visible=visible,
         translated=request.flag("translated_iommu", default=False),
         secret=server.api_key,

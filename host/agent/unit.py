@@ -10,6 +10,7 @@ from .drain import record_revision
 from .facts_devices import properties
 from .guests import container_config, need_inside, run_inside, status
 from .ledger import FOLDER, write_atomically
+from .processes import identity
 from .request import Managed, Request, Service
 from .result import FailedError, Json, RefusedError
 
@@ -33,6 +34,8 @@ def unit(operation: Operation, request: Request) -> dict[str, Json]:
     operation.ledger.note_found(key, {"text": current, "enabled": enabled, "active": active})
     if current != text:
         operation.ledger.table("previous")[key] = current
+        # A process that was started before this write is outdated, to the clock tick, and whatever clocks say.
+        operation.ledger.table("outdated")[key] = identity(system, service, int(shown.get("MainPID") or 0))
         _change(operation, service, path, current, text)
     elif shown.get("NeedDaemonReload") == "yes":
         operation.begin(f"systemd of {_where(service)} reads its units again")
@@ -65,7 +68,7 @@ def unit_release(operation: Operation, request: Request) -> dict[str, Json]:
     guest = operation.ledger.table("found").get(f"container:{service.container}")
     if isinstance(guest, dict):  # its release restarts it, and is not to bring this unit up
         guest["units"] = [*dict.fromkeys([*Request.of(guest).texts("units"), service.unit])]
-    for table in ("found", "previous", "revisions"):
+    for table in ("found", "outdated", "previous", "revisions"):
         operation.ledger.table(table).pop(key, None)
     operation.ledger.unmanage_service(service)
     return {"unit": service.unit}

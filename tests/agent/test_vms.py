@@ -1,0 +1,134 @@
+"""Virtual machines on the simulated hypervisor: their GPU entries, and nothing else of theirs."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.agent.conftest import NODE_0, NODE_1, Hypervisor, bind_request, vm_request
+
+pytestmark = pytest.mark.simulator
+
+VM_CONFIG = "etc/pve/qemu-server/200.conf"
+
+
+@pytest.fixture
+def split(kpro6: Hypervisor) -> Hypervisor:
+    """Node 1's cards are on vfio-pci and in a mapping."""
+    kpro6.done("bind", bind_request("confidential", NODE_1, "vfio-pci", others=NODE_0))
+    kpro6.map_pci("gpu-confidential", NODE_1)
+    return kpro6
+
+
+def entries(host: Hypervisor) -> dict[str, str]:
+    """The VM's hostpci entries."""
+    return dict(re.findall(r"^(hostpci\d+): (.*)$", (host.root / VM_CONFIG).read_text(), re.MULTILINE))
+
+
+def running(host: Hypervisor) -> bool:
+    """Whether the VM runs."""
+    return [vm["status"] for vm in host.facts(vms=[200])["vms"]] == ["running"]
+
+
+def test_a_vm_gets_one_entry_per_card_and_runs_with_them(split: Hypervisor) -> None:
+    """Four entries of one mapping, and the VM's process holds all four groups."""
+    result = split.done("vm", vm_request(NODE_1))
+    assert result["changed"]
+    assert entries(split) == {f"hostpci{n}": "mapping=gpu-confidential,pcie=1,rombar=0" for n in range(4)}
+    start = split.simulator.events("vm.start")[-1]  # type: ignore[arg-type]
+    assert str(start.detail["devices"]).split(",") == NODE_1
+    assert split.ledger()["managed"]["vms"] == [200]
+
+
+def test_a_second_run_changes_nothing(split: Hypervisor) -> None:
+    """A VM that has its cards is not restarted."""
+    split.done("vm", vm_request(NODE_1))
+    before = split.host_state()
+    assert not split.done("vm", vm_request(NODE_1))["changed"]
+    assert split.host_state() == before
+
+
+def test_a_vm_that_need_not_run_is_left_as_found(split: Hypervisor) -> None:
+    """Without `start` a stopped VM stays stopped."""
+    split.done("vm", vm_request(NODE_1, start=False))
+    assert len(entries(split)) == 4
+    assert not running(split)
+
+
+def test_foreign_entries_stay(split: Hypervisor) -> None:
+    """A network card that somebody passes keeps its entry, and ours take the free ones."""
+    place = split.root / VM_CONFIG
+    place.write_text(place.read_text() + "hostpci1: 0000:00:01.0\n")
+    split.done("vm", vm_request(NODE_1[:2], start=False, count=2))
+    assert entries(split) == {
+        "hostpci0": "mapping=gpu-confidential,pcie=1,rombar=0",
+        "hostpci1": "0000:00:01.0",
+        "hostpci2": "mapping=gpu-confidential,pcie=1,rombar=0",
+    }
+    split.done("vm-release", {"vmid": 200})
+    assert entries(split) == {"hostpci1": "0000:00:01.0"}
+
+
+def test_a_vm_with_fewer_cards_is_restarted_with_them(split: Hypervisor) -> None:
+    """A running VM is shut down for a change, since its entries would only be pending."""
+    split.done("vm", vm_request(NODE_1))
+    split.map_pci("gpu-confidential", NODE_1[:2])
+    split.done("vm", vm_request(NODE_1[:2]))
+    assert sorted(entries(split)) == ["hostpci0", "hostpci1"]
+    assert running(split)
+
+
+def test_more_entries_than_proxmox_has_are_a_bad_request(split: Hypervisor) -> None:
+    """Sixteen is Proxmox's limit, foreign entries included."""
+    answer = split.agent("vm", vm_request(NODE_1, count=17))
+    assert answer.code == 2
+    assert "16" in answer["message"]
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"vmid": 999}, "VM 999 does not exist"),
+        ({"mapping": "none"}, "mapping none does not exist"),
+        ({"devices": [*NODE_1, NODE_0[0]]}, f"has no entry for {NODE_0[0]}"),
+    ],
+)
+def test_what_does_not_fit_is_refused_untouched(split: Hypervisor, more: dict[str, object], words: str) -> None:
+    """A missing VM, mapping or mapping entry is named, and nothing is changed."""
+    before = split.host_state()
+    answer = split.agent("vm", vm_request(NODE_1) | more)
+    assert answer.code == 3
+    assert words in answer["message"]
+    assert split.host_state() == before
+
+
+def test_a_vm_that_does_not_start_is_put_back(split: Hypervisor) -> None:
+    """Its entries are as before when Proxmox refuses to start it."""
+    mapping = split.root / "etc/pve/mapping/pci.cfg"
+    mapping.write_text(re.sub(r"iommugroup=\d+", "iommugroup=1", mapping.read_text()))
+    before = (split.root / VM_CONFIG).read_text()
+    answer = split.agent("vm", vm_request(NODE_1))
+    assert answer.code == 4
+    assert (split.root / VM_CONFIG).read_text() == before
+    assert not running(split)
+
+
+def test_release_takes_our_entries_away(split: Hypervisor) -> None:
+    """The VM is stopped, has no card any more, and stays stopped as it was found; a second release does nothing."""
+    before = (split.root / VM_CONFIG).read_text()
+    split.done("vm", vm_request(NODE_1))
+    assert split.done("vm-release", {"vmid": 200})["changed"]
+    assert (split.root / VM_CONFIG).read_text() == before
+    assert not running(split)
+    assert split.ledger()["managed"]["vms"] == []
+    assert not split.done("vm-release", {"vmid": 200})["changed"]
+
+
+def test_release_gives_found_entries_back(split: Hypervisor) -> None:
+    """A GPU entry that was there before us comes back."""
+    place = split.root / VM_CONFIG
+    place.write_text(place.read_text() + "hostpci0: 0000:f1:00.0,pcie=1\n")
+    split.done("vm", vm_request(NODE_1))
+    split.done("vm-release", {"vmid": 200})
+    assert entries(split) == {"hostpci0": "0000:f1:00.0,pcie=1"}

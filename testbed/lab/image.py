@@ -21,7 +21,7 @@ from testbed.lab.packages import kernel_release
 from testbed.simulator.state import HostState, load_state
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from testbed.engine.progress import Step
 
@@ -31,12 +31,11 @@ GUEST_PACKAGES = (
     "busybox-static", "dbus", "driverctl", "iproute2", "kmod", "lxc", "openssh-server", "pciutils", "procps", "psmisc",
     "python3", "systemd", "systemd-sysv", "udev",
 )  # fmt: skip
-MODULE_FOLDERS = (
-    "arch", "block", "crypto", "lib", "fs/ext4", "fs/jbd2", "fs/mbcache.ko", "fs/autofs", "fs/fuse", "fs/overlayfs",
-    "drivers/pci", "drivers/vfio", "drivers/virtio", "drivers/block/virtio_blk.ko",
-    "drivers/char/hw_random", "drivers/net/virtio_net.ko", "drivers/net/net_failover.ko", "net/core", "net/802",
-    "net/ipv6", "net/packet", "net/unix",
+MODULES = (
+    "autofs4", "crc32c_generic", "ext4", "fuse", "tun", "vfio-pci", "vfio_iommu_type1", "virtio_blk", "virtio_net",
+    "virtio_pci", "virtio_rng",
 )  # fmt: skip
+"""What the guest can use of Debian's modules; what these need comes along."""
 INITRD_MODULES = ("virtio_pci", "virtio_blk", "virtio_net", "ext4", "crc32c_generic")
 DISK_SIZE = "2G"
 MASKED = (
@@ -56,7 +55,7 @@ MASKED_IN_CONTAINER = (
     "systemd-udev-trigger.service", "systemd-udevd.service", "pve-guests.service",
 )  # fmt: skip
 TOOLS = {
-    "usr/sbin/pct": "pct",
+    "usr/lib/testbed-lab/pct": "pct",
     "usr/sbin/qm": "qm",
     "usr/bin/kvm": "kvm",
     "usr/bin/nvidia-smi": "nvidia_smi",
@@ -120,7 +119,7 @@ def ensure_image(cache: Cache) -> Image:
         SetupError: a step of the build failed.
     """
     release = kernel_release()
-    base_key = digest(SUITE, release, *GUEST_PACKAGES, *MODULE_FOLDERS)[:12]
+    base_key = digest(SUITE, release, *GUEST_PACKAGES, *MODULES)[:12]
     own = sorted(path for path in (HERE / "guest").rglob("*") if path.is_file() and "__pycache__" not in path.parts)
     own += [Path(__file__), HERE / "numa.asl", *(REPOSITORY / name for name in SHARED)]
     key = digest(base_key, *own, repr(load_state("kpro6")))[:12]
@@ -192,22 +191,24 @@ def _unpack_kernel(folder: Path, release: str, current: Step) -> None:
 
 
 def _add_modules(folder: Path, release: str, current: Step) -> None:
-    """Copy the modules that the guest can use, a tenth of all."""
-    source = folder / "kernel" / "lib" / "modules" / release
-    target = folder / "root" / "lib" / "modules" / release
+    kernel, root = folder / "kernel", folder / "root"
+    run(["depmod", "-b", kernel, release], current)
+    target = root / "lib" / "modules" / release
     target.mkdir(parents=True)
     for name in ("modules.order", "modules.builtin", "modules.builtin.modinfo"):
-        shutil.copy(source / name, target)
-    for name in MODULE_FOLDERS:
-        place = target / "kernel" / name
+        shutil.copy(kernel / "lib" / "modules" / release / name, target)
+    for path in _with_needed(kernel, release, MODULES):
+        place = root / path.relative_to(kernel)
         place.parent.mkdir(parents=True, exist_ok=True)
-        if (source / "kernel" / name).is_dir():
-            shutil.copytree(source / "kernel" / name, place)
-        else:
-            shutil.copy(source / "kernel" / name, place)
-    # udev would load KVM, which an emulated processor can't use.
-    shutil.rmtree(target / "kernel" / "arch" / "x86" / "kvm", ignore_errors=True)
-    run(["depmod", "-b", folder / "root", release], current)
+        shutil.copy(path, place)
+    run(["depmod", "-b", root, release], current)
+
+
+def _with_needed(root: Path, release: str, modules: Sequence[str]) -> list[Path]:
+    """The modules' files with those that they need, in the order to load them in."""
+    command = ["modprobe", "-d", root, "-S", release, "--show-depends", "-a", *modules]
+    shown = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+    return list(dict.fromkeys(Path(line.split()[1]) for line in shown.splitlines() if line.startswith("insmod")))
 
 
 def _build_initrd(folder: Path, release: str, current: Step) -> None:
@@ -216,15 +217,10 @@ def _build_initrd(folder: Path, release: str, current: Step) -> None:
         (root / name).mkdir(parents=True)
     shutil.copy(folder / "root" / "bin" / "busybox", root / "bin")
     shutil.copy(HERE / "guest" / "initrd" / "init", root / "init")
-    order: list[str] = []
-    for module in INITRD_MODULES:
-        command = ["modprobe", "-d", folder / "root", "-S", release, "--show-depends", module]
-        shown = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
-        for path in (Path(line.split()[1]) for line in shown.splitlines() if line.startswith("insmod")):
-            if path.name not in order:
-                shutil.copy(path, root / "modules")
-                order.append(path.name)
-    (root / "modules" / "order").write_text("\n".join(order) + "\n")
+    modules = _with_needed(folder / "root", release, INITRD_MODULES)
+    for path in modules:
+        shutil.copy(path, root / "modules")
+    (root / "modules" / "order").write_text("".join(f"{path.name}\n" for path in modules))
     archive = shlex.quote(str(folder / "initrd.gz"))
     run(["sh", "-c", f"find . | cpio --quiet -o -H newc | gzip -1 > {archive}"], current, cwd=root)
     shutil.rmtree(root)

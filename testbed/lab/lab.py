@@ -56,6 +56,7 @@ class Lab:
         self._folder = Path(tempfile.mkdtemp(prefix="gpu-topology-lab-"))
         self._qemu: Qemu | None = None
         self._connection: Connection | None = None
+        self._saved = {READY}
 
     # --------------------------------------------------------------- lifecycle
 
@@ -92,10 +93,19 @@ class Lab:
     def __exit__(self, *exception: object) -> None:
         self.stop()
 
-    def reset(self) -> None:
-        """Go back to the first state, memory and disk."""
+    def save(self, name: str) -> None:
+        """Keep the machine's present state, memory and disk, as long as it runs."""
+        self._machine.save(name)
+        self._saved.add(name)
+
+    def has(self, name: str) -> bool:
+        """Whether a state of this name was saved."""
+        return name in self._saved
+
+    def reset(self, name: str = READY) -> None:
+        """Go back to a saved state, by default the first one."""
         self._disconnect()
-        self._machine.load(READY)
+        self._machine.load(name)
         self._wake()
 
     def reboot(self) -> None:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import NoReturn
 
 from .proxmox import CONTAINERS, changes, config_path, fail, guest_ids, locked, option, quiet, setting, unknown
 
 LOCKS = Path("/run/lock/lxc")
-PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def main() -> None:
@@ -35,8 +32,6 @@ def main() -> None:
         case ["reboot", vmid, *options]:
             _stop(_known(vmid), "--nokill", "--timeout", option(options, "timeout", "60"))
             start(vmid)
-        case ["exec", vmid, "--", *command]:
-            _exec(_running(vmid), command)
         case ["push", vmid, source, target, *options]:
             _push(_running(vmid), Path(source), target, int(option(options, "perms", "0644"), 8))
         case ["pull", vmid, source, target]:
@@ -110,11 +105,6 @@ def _wait(vmid: str, state: str, limit: float) -> bool:
             return False
         time.sleep(0.1)
     return True
-
-
-def _exec(vmid: str, command: list[str]) -> NoReturn:
-    attach = ["lxc-attach", "--name", vmid, "--clear-env", "--set-var", f"PATH={PATH}", "--", *command]
-    os.execvp(attach[0], attach)  # noqa: S606  the exit status and the streams are the command's own
 
 
 def _inside(vmid: str, path: str) -> Path:

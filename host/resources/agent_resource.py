@@ -68,7 +68,8 @@ class AgentResourceProvider(HostResourceProvider):
     @readable
     def read(self, id_: str, props: Properties) -> ReadResult:
         """Observe the host; a thing that is gone reads as deleted."""
-        facts = Facts.model_validate(self.client().facts(_whole(self.facts_request(props))))
+        props = _whole(props)
+        facts = Facts.model_validate(self.client().facts(self.facts_request(props)))
         observed = self.observe(facts, props)
         if observed is None:
             return ReadResult("", {})
@@ -77,7 +78,7 @@ class AgentResourceProvider(HostResourceProvider):
     @readable
     def delete(self, _id: str, props: Properties) -> None:
         """Give back what the host's book says is still this resource's."""
-        self.client().call(self.release_operation, _whole(self.release_request(props)))
+        self.client().call(self.release_operation, self.release_request(_whole(props)))
 
     @abstractmethod
     def identity(self, inputs: Properties) -> str:
@@ -85,12 +86,13 @@ class AgentResourceProvider(HostResourceProvider):
 
     def _apply(self, inputs: Properties) -> Properties:
         # The operation verified the host before it answered, so what is wanted is what was observed.
-        self.client().call(self.apply_operation, _whole(self.request(inputs)))
+        inputs = _whole(inputs)
+        self.client().call(self.apply_operation, self.request(inputs))
         return {**inputs, OBSERVED: self.wanted(inputs)}
 
 
-def _whole(request: Properties) -> Properties:
-    return {name: whole(value) for name, value in request.items()}
+def _whole(props: Properties) -> Properties:
+    return {name: whole(value) for name, value in props.items()}
 
 
 class ObservedResource(Resource):

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import re
+import time
 from dataclasses import dataclass, field
 from io import StringIO
 from typing import TYPE_CHECKING, Any
@@ -199,6 +200,14 @@ def serve_request(devices: list[str], **more: Any) -> Json:
         "revision": "r",
         **more,
     }
+
+
+async def until(true: Callable[[], object], what: str) -> None:
+    """Wait for something to happen on the host."""
+    deadline = time.monotonic() + 60
+    while not await asyncio.to_thread(true):
+        assert time.monotonic() < deadline, what
+        await asyncio.sleep(0.05)
 
 
 @pytest.fixture

@@ -42,7 +42,8 @@ import pulumi
 import pulumi_proxmoxve as proxmoxve
 
 inputs = json.load(open("inputs.json"))
-gpu = proxmoxve.hardware.mapping.Pci("gpu", name=inputs["name"], maps=inputs["maps"])
+replacing = pulumi.ResourceOptions(replace_on_changes=inputs.get("replacing", []), delete_before_replace=True)
+gpu = proxmoxve.hardware.mapping.Pci("gpu", name=inputs["name"], maps=inputs["maps"], opts=replacing)
 proxmoxve.VmLegacy(
     "vm", node_name="pve1", vm_id=200, name="confidential", stop_on_destroy=True,
     disks=[{"interface": "scsi0", "datastore_id": "local-lvm", "size": 8}],
@@ -203,7 +204,10 @@ def test_mappings_and_vms_live_through_drift_and_destroy(tmp_path: Path, api: Fa
 
     stack.give(name="renamed", maps=maps, count=1)
     assert "mapping 'renamed' not found" in stack.up(status=1)
-    stack.give(name="gpu", maps=maps, count=1)
+    stack.give(name="renamed", maps=maps, count=1, replacing=["name"])
+    stack.up()
+    assert list(api.mappings) == ["renamed"]
+    assert api.vm(200).config["hostpci0"].startswith("mapping=renamed,")
     stack.run("destroy", "--yes", "--skip-preview")
     assert (api.mappings, api.vms) == ({}, [])
     assert TOKEN not in printed

@@ -74,8 +74,9 @@ def test_a_right_input_passes(command: Schema, props: dict[str, Any]) -> None:
 
 def test_a_secret_of_the_wrong_type_is_not_shown(command: Schema) -> None:
     """The failure says what kind of value it was, not which."""
-    failures = command.check(REMOTE, {"connection": secret("hunter2"), "stdin": secret(12345)})
-    assert [failure.path for failure in failures] == ["connection", "stdin"]
+    props: dict[str, Any] = {"connection": secret("hunter2"), "stdin": secret(12345), "logging": secret("hunter2")}
+    failures = command.check(REMOTE, props)
+    assert [failure.path for failure in failures] == ["connection", "stdin", "logging"]
     assert "hunter2" not in str(failures)
     assert "12345" not in str(failures)
 

@@ -14,24 +14,24 @@ class Engine:
         self.address = address
         self._channel: Any = None
 
-    async def info(self, urn: str, message: str, *, ephemeral: bool = False) -> None:
-        """Show an informational line on a resource; an ephemeral one is a status, which later ones overwrite."""
-        await self._log(engine_pb2.INFO, urn, message, ephemeral=ephemeral)
+    async def status(self, urn: str, message: str) -> None:
+        """Show a line of progress on a resource, which later ones overwrite."""
+        await self._log(engine_pb2.INFO, urn, message, ephemeral=True)
 
     async def warning(self, urn: str, message: str) -> None:
         """Show a warning on a resource."""
-        await self._log(engine_pb2.WARNING, urn, message, ephemeral=False)
+        await self._log(engine_pb2.WARNING, urn, message)
 
     async def error(self, urn: str, message: str) -> None:
         """Show an error on a resource; the operation itself must still be failed."""
-        await self._log(engine_pb2.ERROR, urn, message, ephemeral=False)
+        await self._log(engine_pb2.ERROR, urn, message)
 
     async def close(self) -> None:
         """End the connection to the engine."""
         if self._channel is not None:
             await self._channel.close()
 
-    async def _log(self, severity: Any, urn: str, message: str, *, ephemeral: bool) -> None:
+    async def _log(self, severity: Any, urn: str, message: str, *, ephemeral: bool = False) -> None:
         if self.address is None:
             return
         if self._channel is None:

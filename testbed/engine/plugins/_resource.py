@@ -45,7 +45,11 @@ class Job:
 
     async def status(self, line: str) -> None:
         """Show a line of progress."""
-        await self.engine.info(self.urn, line, ephemeral=True)
+        await self.engine.status(self.urn, line)
+
+    async def warn(self, text: str) -> None:
+        """Show a warning."""
+        await self.engine.warning(self.urn, text)
 
 
 class Resource(ABC):

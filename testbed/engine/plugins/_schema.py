@@ -141,7 +141,7 @@ class Schema:
             for key, item in bare.items():
                 yield from self._value(kind["additionalProperties"], item, f"{at}.{key}")
         else:
-            yield from _scalar(kind, bare, at)
+            yield from _scalar(kind, bare, at, shown="a secret" if bare is not value else f"'{bare}'")
 
 
 _SCALARS: dict[str, tuple[type, ...]] = {
@@ -152,14 +152,14 @@ _SCALARS: dict[str, tuple[type, ...]] = {
 }
 
 
-def _scalar(kind: Spec, value: Value, at: str) -> Iterator[Failure]:
+def _scalar(kind: Spec, value: Value, at: str, shown: str) -> Iterator[Failure]:
     allowed = _SCALARS.get(kind["type"], ())
     # bool is an int in Python, never in a schema.
     if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
         article = "an" if kind["type"][0] in "aio" else "a"
         yield Failure(at, f"must be {article} {kind['type']}, not {_name(value)}")
     elif "enum" in kind and value not in (values := [entry["value"] for entry in kind["enum"]]):
-        yield Failure(at, f"must be one of {', '.join(map(str, values))}, not '{value}'")
+        yield Failure(at, f"must be one of {', '.join(map(str, values))}, not {shown}")
 
 
 def _name(value: Value) -> str:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 import asyncssh
@@ -30,9 +30,9 @@ class Endpoint:
     host: str
     port: int
     user: str
-    password: str | None
-    private_key: str | None
-    private_key_password: str | None
+    password: str | None = field(repr=False)
+    private_key: str | None = field(repr=False)
+    private_key_password: str | None = field(repr=False)
     agent_socket: str | None
     host_key: str | None
     dial_error_limit: int  # -1: no limit

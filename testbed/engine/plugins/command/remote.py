@@ -34,7 +34,7 @@ class RemoteCommand(CommandResource):
         from testbed.engine.plugins.command import connection, session  # noqa: PLC0415
 
         async def warn(name: str) -> None:
-            await job.engine.warning(job.urn, _REFUSED.format(name))
+            await job.warn(_REFUSED.format(name))
 
         client = await connection.dial(connection.Endpoint.parse(inputs["connection"]), job.status)
         self._connections.append(client)

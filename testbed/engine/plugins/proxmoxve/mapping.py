@@ -103,7 +103,7 @@ class PciMapping(Resource):
         except ApiError as error:
             if not error.is_missing:
                 raise
-            await job.engine.warning(job.urn, f"PCI hardware mapping '{identifier}' does not exist any more")
+            await job.warn(f"PCI hardware mapping '{identifier}' does not exist any more")
 
 
 def _entries(props: Props) -> list[Props]:

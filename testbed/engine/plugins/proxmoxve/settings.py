@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from testbed.engine.plugins._resource import ProviderError
@@ -25,11 +25,11 @@ class Settings:
     """Where the API is and how to log in; a token goes before a ticket, a ticket before a password."""
 
     endpoint: str
-    api_token: str | None
-    auth_ticket: str | None
-    csrf_prevention_token: str | None
+    api_token: str | None = field(repr=False)
+    auth_ticket: str | None = field(repr=False)
+    csrf_prevention_token: str | None = field(repr=False)
     username: str | None
-    password: str | None
+    password: str | None = field(repr=False)
     insecure: bool
     min_tls: str
 

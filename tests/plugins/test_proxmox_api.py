@@ -197,3 +197,14 @@ def test_a_function_that_is_not_carried_says_so() -> None:
                 await driver.check({"nodeName": NODE})
 
     asyncio.run(main())
+
+
+def test_what_the_engine_adds_to_the_configuration_is_no_mistake() -> None:
+    """The engine's own keys pass the check of a provider's configuration."""
+
+    async def main() -> None:
+        async with driving(ProxmoxPlugin(None)) as driver:
+            own = {"version": "8.6.0", "pluginDownloadURL": "github://api.github.com/x", "__internal": {}}
+            assert await driver.check_config({"endpoint": "https://pve:8006", **own}) == {}
+
+    asyncio.run(main())

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 # A Pulumi schema's specification of a property or a type: JSON as published, hence not typed any further.
 Spec = dict[str, Any]
 
-_FROM_THE_ENGINE = ("version", "pluginDownloadURL", "__internal")
-"""What the engine writes into a provider's configuration for itself; a plugin sees it and no schema has it."""
+# What the engine writes into a provider's configuration for itself: a plugin sees it, and no schema has it.
+_FROM_THE_ENGINE = ("version", "pluginDownloadURL")
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import lzma
 import os
-import shlex
 import shutil
 import subprocess
 import uuid
@@ -17,26 +15,16 @@ from typing import TYPE_CHECKING
 
 from testbed.engine.cache import REPOSITORY, Cache, building, digest
 from testbed.engine.progress import SetupError, run, step
+from testbed.lab.base import base_key, build_base
 from testbed.lab.packages import kernel_release
 from testbed.simulator.state import HostState, load_state
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from testbed.engine.progress import Step
 
 HERE = Path(__file__).parent
-SUITE = "bookworm"
-GUEST_PACKAGES = (
-    "busybox-static", "dbus", "driverctl", "iproute2", "kmod", "lxc", "openssh-server", "pciutils", "procps", "psmisc",
-    "python3", "systemd", "systemd-sysv", "udev",
-)  # fmt: skip
-MODULES = (
-    "autofs4", "crc32c_generic", "ext4", "fuse", "tun", "vfio-pci", "vfio_iommu_type1", "virtio_blk", "virtio_net",
-    "virtio_pci", "virtio_rng",
-)  # fmt: skip
-"""What the guest can use of Debian's modules; what these need comes along."""
-INITRD_MODULES = ("virtio_pci", "virtio_blk", "virtio_net", "ext4", "crc32c_generic")
 DISK_SIZE = "2G"
 MASKED = (
     "apt-daily-upgrade.timer", "apt-daily.timer", "console-getty.service", "dev-hugepages.mount", "dev-mqueue.mount",
@@ -119,18 +107,17 @@ def ensure_image(cache: Cache) -> Image:
         SetupError: a step of the build failed.
     """
     release = kernel_release()
-    base_key = digest(SUITE, release, *GUEST_PACKAGES, *MODULES)[:12]
     own = sorted(path for path in (HERE / "guest").rglob("*") if path.is_file() and "__pycache__" not in path.parts)
     own += [Path(__file__), HERE / "numa.asl", *(REPOSITORY / name for name in SHARED)]
-    key = digest(base_key, *own, repr(load_state("kpro6")))[:12]
+    key = digest(base_key(release), *own, repr(load_state("kpro6")))[:12]
     home = cache.root / "lab"
-    base, folder = home / f"base-{base_key}", home / f"image-{key}"
+    base, folder = home / f"base-{base_key(release)}", home / f"image-{key}"
     with _locked(home):
         if not folder.is_dir():
             _need_root()
             if not base.is_dir():
-                with building(base, base_key) as partial:
-                    _build_base(partial, release)
+                with building(base, base.name) as partial:
+                    build_base(partial, release)
             with building(folder, key) as partial:
                 _build_image(partial, base, release)
             _forget_others(home, base, folder)
@@ -158,75 +145,6 @@ def _forget_others(home: Path, *kept: Path) -> None:
     for folder in [*home.glob("base-*"), *home.glob("image-*")]:
         if folder not in kept:
             shutil.rmtree(folder, ignore_errors=True)
-
-
-# ------------------------------------------------------------------------ base
-
-
-def _build_base(folder: Path, release: str) -> None:
-    with step(f"kernel {release}") as current:
-        _unpack_kernel(folder, release, current)
-    with step(f"Debian {SUITE} root file system") as current:
-        slim = [f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in ("doc", "info", "locale", "man")]
-        options = ["--mode=root", "--variant=minbase", '--aptopt=APT::Install-Recommends "false"', *slim]
-        run(["mmdebstrap", *options, f"--include={','.join(GUEST_PACKAGES)}", SUITE, folder / "root"], current)
-        _add_modules(folder, release, current)
-    with step("initial RAM disk") as current:
-        _build_initrd(folder, release, current)
-    shutil.rmtree(folder / "kernel")
-
-
-def _unpack_kernel(folder: Path, release: str, current: Step) -> None:
-    download = folder / "kernel"
-    download.mkdir()
-    # apt drops its rights for a download, and warns where it may not write.
-    run(["apt-get", "-o", "APT::Sandbox::User=root", "download", f"linux-image-{release}"], current, cwd=download)
-    run(["dpkg-deb", "-x", next(download.glob("*.deb")), download], current)
-    packed = (download / "boot" / f"vmlinuz-{release}").read_bytes()
-    start = packed.find(b"\xfd7zXZ\x00")
-    kernel = lzma.LZMADecompressor().decompress(packed[start:])
-    if not kernel.startswith(b"\x7fELF"):
-        raise SetupError(f"the kernel in linux-image-{release} is not packed with xz: the lab boots it unpacked")
-    (folder / "vmlinux").write_bytes(kernel)
-
-
-def _add_modules(folder: Path, release: str, current: Step) -> None:
-    kernel, root = folder / "kernel", folder / "root"
-    run(["depmod", "-b", kernel, release], current)
-    target = root / "lib" / "modules" / release
-    target.mkdir(parents=True)
-    for name in ("modules.order", "modules.builtin", "modules.builtin.modinfo"):
-        shutil.copy(kernel / "lib" / "modules" / release / name, target)
-    for path in _with_needed(kernel, release, MODULES):
-        place = root / path.relative_to(kernel)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(path, place)
-    run(["depmod", "-b", root, release], current)
-
-
-def _with_needed(root: Path, release: str, modules: Sequence[str]) -> list[Path]:
-    """The modules' files with those that they need, in the order to load them in."""
-    command = ["modprobe", "-d", root, "-S", release, "--show-depends", "-a", *modules]
-    shown = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
-    return list(dict.fromkeys(Path(line.split()[1]) for line in shown.splitlines() if line.startswith("insmod")))
-
-
-def _build_initrd(folder: Path, release: str, current: Step) -> None:
-    root = folder / "initrd"
-    for name in ("bin", "dev", "modules", "proc", "root", "sys"):
-        (root / name).mkdir(parents=True)
-    shutil.copy(folder / "root" / "bin" / "busybox", root / "bin")
-    shutil.copy(HERE / "guest" / "initrd" / "init", root / "init")
-    modules = _with_needed(folder / "root", release, INITRD_MODULES)
-    for path in modules:
-        shutil.copy(path, root / "modules")
-    (root / "modules" / "order").write_text("".join(f"{path.name}\n" for path in modules))
-    archive = shlex.quote(str(folder / "initrd.gz"))
-    run(["sh", "-c", f"find . | cpio --quiet -o -H newc | gzip -1 > {archive}"], current, cwd=root)
-    shutil.rmtree(root)
-
-
-# ----------------------------------------------------------------------- image
 
 
 def _build_image(folder: Path, base: Path, release: str) -> None:
@@ -275,7 +193,7 @@ def _build_container(root: Path, state: HostState) -> None:
     """Give container 129 the hypervisor's own Debian, by hard links, and its files from the simulator's state."""
     vmid, container = 129, state.containers[129]
     rootfs = root / "var" / "lib" / "lxc" / str(vmid) / "rootfs"
-    for name in ("dev", "home", "proc", "root", "run", "srv", "sys", "tmp", "var/log", "var/tmp", "var/lib", "var/cache"):
+    for name in ("dev", "proc", "root", "run", "sys", "tmp", "var/cache", "var/lib", "var/log", "var/tmp"):
         (rootfs / name).mkdir(parents=True)
     (rootfs / "var" / "run").symlink_to("/run")
     subprocess.run(["cp", "-al", root / "usr", rootfs / "usr"], check=True)

@@ -207,7 +207,7 @@ class Lab:
         return self._image.folder / f"{READY}-{self.shape.name}-{key}.qcow2"
 
     def _boot(self) -> None:
-        layer = ["qemu-img", "create", "-q", "-f", "qcow2", "-b", self._image.disk, "-F", "raw", self._disk]
+        layer = ["qemu-img", "create", "-q", "-f", "qcow2", "-b", str(self._image.disk), "-F", "raw", str(self._disk)]
         subprocess.run(layer, check=True)
         self._qemu = Qemu(self._image, self.shape, self._folder, self.ssh_port)
         self._wait_for_banner(time.monotonic() + BOOT_LIMIT_S)

@@ -5,12 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from testbed.engine.progress import SetupError, run, step
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 PACKAGES = (
     "acpica-tools",
@@ -41,7 +37,7 @@ def missing_packages() -> list[str]:
             check=False,
         ).stdout
     except FileNotFoundError as error:
-        raise SetupError("the lab is built from Debian's packages, and this machine has no dpkg: use Debian 12") from error
+        raise SetupError("the lab is built from Debian's packages, and there is no dpkg here: use Debian 12") from error
     installed = {line[2:].strip() for line in listed.splitlines() if line.startswith("ii")}
     return [name for name in PACKAGES if name not in installed]
 
@@ -80,7 +76,7 @@ def kernel_release() -> str:
     return found[-1].name.removeprefix("linux-headers-")
 
 
-def _version(path: Path) -> Sequence[int]:
+def _version(path: Path) -> list[int]:
     return [int(part) for part in path.name.replace("-", ".").split(".") if part.isdigit()]
 
 

@@ -133,7 +133,8 @@ def _parts(folder: Path, ssh_port: int) -> Iterator[str]:
     yield from ("-drive", f"if=none,id=disk,file={folder / 'disk.qcow2'},format=qcow2,cache=unsafe,discard=unmap")
     yield from ("-device", "virtio-blk-pci,bus=pcie.0,drive=disk,addr=3")
     yield from ("-netdev", f"user,id=net,ipv6=off,restrict=on,hostfwd=tcp:127.0.0.1:{ssh_port}-:22")
-    yield from ("-device", "virtio-net-pci,bus=pcie.0,netdev=net,romfile=,addr=4", "-device", "virtio-rng-pci,bus=pcie.0,addr=5")
+    yield from ("-device", "virtio-net-pci,bus=pcie.0,netdev=net,romfile=,addr=4")
+    yield from ("-device", "virtio-rng-pci,bus=pcie.0,addr=5")
     yield from ("-serial", f"file:{folder / 'console.log'}", "-qmp", f"unix:{folder / 'monitor'},server=on,wait=off")
 
 

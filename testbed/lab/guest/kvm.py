@@ -48,8 +48,11 @@ def _hold(devices: list[str]) -> None:
         status = bytearray(struct.pack("II", 8, 0))
         fcntl.ioctl(held, VFIO_GROUP_GET_STATUS, status)
         if not struct.unpack("II", status)[1] & VIABLE:
-            fail(f"vfio {device}: group {group} is not viable\nPlease ensure all devices within the iommu_group are "
-                 "bound to their vfio bus driver.", 1)
+            fail(
+                f"vfio {device}: group {group} is not viable\nPlease ensure all devices within the iommu_group are "
+                "bound to their vfio bus driver.",
+                1,
+            )
         fcntl.ioctl(held, VFIO_GROUP_SET_CONTAINER, struct.pack("i", container))
         if not chosen:
             fcntl.ioctl(container, VFIO_SET_IOMMU, TYPE1_IOMMU)

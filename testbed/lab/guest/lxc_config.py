@@ -59,7 +59,4 @@ def _pass_device(vmid: str, value: str) -> str:
     node.chmod(int(asked.get("mode", "0660"), 8))
     numbers = f"{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}"
     inner = path.relative_to("/")
-    return (
-        f"lxc.mount.entry = {node} {inner} none bind,create=file\n"
-        f"lxc.cgroup2.devices.allow = {kind} {numbers} rw\n"
-    )
+    return f"lxc.mount.entry = {node} {inner} none bind,create=file\nlxc.cgroup2.devices.allow = {kind} {numbers} rw\n"

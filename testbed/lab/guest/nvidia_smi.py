@@ -28,26 +28,17 @@ class Gpu:
     def value(self, index: int, field: str) -> tuple[str, str]:
         """A queried field's value and unit."""
         domain, _, rest = self.address.upper().partition(":")
-        power = BUSY_W if self.utilization else IDLE_W
-        match field:
-            case "index":
-                return str(index), ""
-            case "pci.bus_id" | "gpu_bus_id":
-                return f"0000{domain}:{rest}", ""
-            case "name" | "gpu_name":
-                return self.name, ""
-            case "uuid" | "gpu_uuid":
-                return self.uuid, ""
-            case "memory.total":
-                return str(MEMORY_MIB), " MiB"
-            case "utilization.gpu":
-                return str(self.utilization), " %"
-            case "power.draw":
-                return f"{power:.2f}", " W"
-            case "mig.mode.current":
-                return "[N/A]", ""
-            case _:
-                unknown("nvidia-smi", [f"--query-gpu={field}"])
+        values = {
+            "index": (str(index), ""),
+            "mig.mode.current": ("[N/A]", ""),
+            "memory.total": (str(MEMORY_MIB), " MiB"),
+            "name": (self.name, ""),
+            "pci.bus_id": (f"0000{domain}:{rest}", ""),
+            "power.draw": (f"{BUSY_W if self.utilization else IDLE_W:.2f}", " W"),
+            "utilization.gpu": (str(self.utilization), " %"),
+            "uuid": (self.uuid, ""),
+        }
+        return values[field] if field in values else unknown("nvidia-smi", [f"--query-gpu={field}"])
 
 
 def main() -> None:

@@ -8,38 +8,55 @@ import sys
 import time
 from pathlib import Path
 
-from .proxmox import CONTAINERS, changes, config_path, fail, guest_ids, locked, option, quiet, setting, unknown
+from .proxmox import (
+    CONTAINERS,
+    changes,
+    config_path,
+    fail,
+    guest_ids,
+    locked,
+    main_section,
+    option,
+    quiet,
+    setting,
+    unknown,
+)
 
 LOCKS = Path("/run/lock/lxc")
 
 
 def main() -> None:
     """Run one command."""
-    arguments = sys.argv[1:]
-    match arguments:
+    match sys.argv[1:]:
         case ["list"]:
             _list()
         case ["status", vmid]:
             sys.stdout.write(f"status: {_status(_known(vmid))}\n")
         case ["config", vmid]:
-            sys.stdout.write(config_path(CONTAINERS, vmid, "container").read_text().split("\n[", 1)[0].rstrip() + "\n")
-        case ["start", vmid]:
-            start(_known(vmid))
-        case ["stop", vmid]:
-            _stop(_known(vmid), "--kill")
-        case ["shutdown", vmid, *options]:
-            _stop(_known(vmid), "--nokill", "--timeout", option(options, "timeout", "60"))
-        case ["reboot", vmid, *options]:
-            _stop(_known(vmid), "--nokill", "--timeout", option(options, "timeout", "60"))
-            start(vmid)
+            sys.stdout.write(main_section(config_path(CONTAINERS, vmid, "container")))
         case ["push", vmid, source, target, *options]:
             _push(_running(vmid), Path(source), target, int(option(options, "perms", "0644"), 8))
-        case ["pull", vmid, source, target]:
-            shutil.copyfile(_inside(_running(vmid), source), target)
         case ["set", vmid, *options] if options:
             _set(_known(vmid), options)
-        case _:
+        case [verb, vmid, *options]:
+            _switch(verb, _known(vmid), option(options, "timeout", "60"))
+        case arguments:
             unknown("pct", arguments)
+
+
+def _switch(verb: str, vmid: str, timeout: str) -> None:
+    match verb:
+        case "start":
+            start(vmid)
+        case "stop":
+            _stop(vmid, "--kill")
+        case "shutdown":
+            _stop(vmid, "--nokill", "--timeout", timeout)
+        case "reboot":
+            _stop(vmid, "--nokill", "--timeout", timeout)
+            start(vmid)
+        case _:
+            unknown("pct", [verb, vmid])
 
 
 def _known(vmid: str) -> str:
@@ -83,8 +100,9 @@ def start(vmid: str) -> None:
     service = f"pve-container@{vmid}.service"
     quiet("systemctl", "reset-failed", service)
     if not quiet("systemctl", "start", service) or not _wait(vmid, "running", 60):
-        log = subprocess.run(["journalctl", "-q", "-u", service, "-n", "20", "-o", "cat"], stdout=subprocess.PIPE, text=True)
-        fail(f"startup for container '{vmid}' failed\n{log.stdout}")
+        journal = ["journalctl", "-q", "-u", service, "-n", "20", "-o", "cat"]
+        said = subprocess.run(journal, stdout=subprocess.PIPE, text=True, check=False).stdout
+        fail(f"startup for container '{vmid}' failed\n{said}")
 
 
 def _stop(vmid: str, *how: str) -> None:
@@ -126,9 +144,9 @@ def _set(vmid: str, options: list[str]) -> None:
     if unusual := [key for key in {*values, *delete} if not (key.startswith("dev") and key[3:].isdigit())]:
         unknown("pct", ["set", vmid, *(f"-{key}" for key in unusual)])
     for value in values.values():
-        path = value.split(",")[0].removeprefix("path=")
-        if not Path("/", path).exists():
-            fail(f"Device {path} does not exist")
+        node = value.split(",")[0].removeprefix("path=")
+        if not Path("/", node).exists():
+            fail(f"Device {node} does not exist")
     path = CONTAINERS / f"{vmid}.conf"
     with locked(LOCKS / f"pve-config-{vmid}.lock"):
         config = GuestConfig.parse(path.read_text(), "lxc")

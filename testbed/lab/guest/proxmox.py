@@ -50,6 +50,11 @@ def setting(path: Path, key: str) -> str:
     return ""
 
 
+def main_section(path: Path) -> str:
+    """A configuration without its pending changes and snapshots."""
+    return path.read_text().split("\n[", 1)[0].rstrip() + "\n"
+
+
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Hold Proxmox's lock of a guest's configuration."""

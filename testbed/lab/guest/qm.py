@@ -7,12 +7,13 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from testbed.simulator.pveconf import GuestConfig, parse_mappings, properties
 
-from .proxmox import VMS, changes, config_path, fail, guest_ids, locked, option, setting, unknown
+from .proxmox import VMS, changes, config_path, fail, guest_ids, locked, main_section, option, setting, unknown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,19 +21,19 @@ if TYPE_CHECKING:
 LOCKS = Path("/run/lock/qemu-server")
 RUN = Path("/run/qemu-server")
 DEVICES = Path("/sys/bus/pci/devices")
+MAPPINGS = Path("/etc/pve/mapping/pci.cfg")
 VFIO = Path("/sys/bus/pci/drivers/vfio-pci")
 
 
 def main() -> None:
     """Run one command."""
-    arguments = sys.argv[1:]
-    match arguments:
+    match sys.argv[1:]:
         case ["list"]:
             _list()
         case ["status", vmid]:
             sys.stdout.write(f"status: {_status(_known(vmid))}\n")
         case ["config", vmid]:
-            sys.stdout.write(config_path(VMS, vmid, "VM").read_text().split("\n[", 1)[0].rstrip() + "\n")
+            sys.stdout.write(main_section(config_path(VMS, vmid, "VM")))
         case ["start", vmid]:
             start(_known(vmid))
         case ["stop", vmid]:
@@ -41,7 +42,7 @@ def main() -> None:
             _stop(_known(vmid), signal.SIGTERM, float(option(options, "timeout", "60")))
         case ["set", vmid, *options] if options:
             _set(_known(vmid), options)
-        case _:
+        case arguments:
             unknown("qm", arguments)
 
 
@@ -89,37 +90,37 @@ def start(vmid: str) -> None:
     for device in devices:
         kvm += ["-device", f"vfio-pci,host={device}"]
     scope = ["systemd-run", "--quiet", "--scope", "--slice=qemu.slice", f"--unit={vmid}", "--", *kvm, "-daemonize"]
-    ran = subprocess.run(scope, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    with subprocess.Popen(scope, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as ran:
+        said = ran.stdout.read().decode() if ran.stdout else ""
     if ran.returncode:
-        fail(f"start failed: QEMU exited with code {ran.returncode}\n{ran.stdout}")
+        fail(f"start failed: QEMU exited with code {ran.returncode}\n{said}")
 
 
 def _choose(config: GuestConfig) -> Iterator[str]:
-    """One device for each hostpci entry; a mapping's entries are alternatives, the first free one is taken."""
-    mappings = parse_mappings(Path("/etc/pve/mapping/pci.cfg").read_text()) if _has_mappings() else {}
+    """One device for each hostpci entry, the first free one of those that it may take."""
     taken: set[str] = set()
     for key, value in config.items():
-        if not (key.startswith("hostpci") and key[7:].isdigit()):
-            continue
-        asked = properties(value, "host")
-        if "mapping" in asked:
-            if asked["mapping"] not in mappings:
-                fail(f"PCI device mapping invalid (hardware probably changed): mapping '{asked['mapping']}' not found")
-            entries = [entry for entry in mappings[asked["mapping"]].entries if entry.get("node") == os.uname().nodename]
-            for entry in entries:
-                _assert_valid(asked["mapping"], entry)
-            options = [path for entry in entries for path in _functions(entry["path"])[:1]]
-        else:
-            options = _functions(asked["host"])[:1]
-        free = [device for device in options if device not in taken and not _held(device)]
-        if not free:
-            fail(f"could not find a free device for '{key}: {value}'")
-        taken.add(free[0])
-        yield free[0]
+        if key.startswith("hostpci") and key[7:].isdigit():
+            free = [device for device in _alternatives(value) if device not in taken and not _held(device)]
+            if not free:
+                fail(f"could not find a free device for '{key}: {value}'")
+            taken.add(free[0])
+            yield free[0]
 
 
-def _has_mappings() -> bool:
-    return Path("/etc/pve/mapping/pci.cfg").is_file()
+def _alternatives(value: str) -> list[str]:
+    """The devices that an entry may take: all of its mapping on this node, compared with the mapping first."""
+    asked = properties(value, "host")
+    if "mapping" not in asked:
+        return _functions(asked["host"])[:1]
+    name, node = asked["mapping"], os.uname().nodename
+    mapping = parse_mappings(MAPPINGS.read_text()).get(name) if MAPPINGS.is_file() else None
+    if mapping is None:
+        fail(f"PCI device mapping not found for '{name}' on node '{node}'")
+    entries = [entry for entry in mapping.entries if entry.get("node") == node]
+    for entry in entries:
+        _assert_valid(name, entry)
+    return [path for entry in entries for path in _functions(entry["path"])[:1]]
 
 
 def _functions(path: str) -> list[str]:
@@ -169,10 +170,8 @@ def _give_to_vfio(device: str) -> None:
             subprocess.run(["modprobe", "vfio-pci"], check=True)
         if (VFIO / function).exists():
             continue
-        try:
+        with suppress(FileExistsError):
             (VFIO / "new_id").write_text(f"{_hex(base, 'vendor')} {_hex(base, 'device')}")
-        except FileExistsError:
-            pass
         if (base / "driver").exists():
             (base / "driver" / "unbind").write_text(function)
         if not (VFIO / function).exists():

@@ -1,4 +1,4 @@
-"""`python -m sglang.launch_server` in the lab's container: the simulator's stub server, on devices that it really opens."""
+"""`python -m sglang.launch_server` in the lab's container: the simulator's stub server, on devices that it opens."""
 
 from __future__ import annotations
 
@@ -59,8 +59,10 @@ def main() -> None:
     try:
         server = LoopbackServer((arguments.host, arguments.port), Handler)
     except OSError as error:
-        state.fail(f"[Errno {error.errno}] error while attempting to bind on address "
-                   f"('{arguments.host}', {arguments.port}): address already in use")
+        state.fail(
+            f"[Errno {error.errno}] error while attempting to bind on address "
+            f"('{arguments.host}', {arguments.port}): address already in use"
+        )
         raise
     threading.Thread(target=server.serve_forever, daemon=True).start()
     state.load()
@@ -76,8 +78,8 @@ def _open_cards() -> list[int]:
                 held.append(os.open(node, os.O_RDWR))
             except OSError:
                 continue
-    for node in ("/dev/nvidiactl", "/dev/nvidia-uvm"):
-        os.open(node, os.O_RDWR)
+    for control in ("/dev/nvidiactl", "/dev/nvidia-uvm"):
+        os.open(control, os.O_RDWR)
     return held
 
 

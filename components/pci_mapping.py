@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import pulumi
 from pulumi_proxmoxve.hardware.mapping import Pci, PciMapArgs
 
+from topology.rules import check_mapping, refuse
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -20,7 +22,7 @@ DEFAULT_COMMENT = "GPUs of one pool; written by gpu-topology"
 
 @dataclass(frozen=True, kw_only=True)
 class PciMappingArgs:
-    """The mapping; `found_comment` is that of a mapping the host already has and which is taken over as it is."""
+    """The mapping; one that the host has already is `found`, and taken over with its own `comment`."""
 
     mapping: MappingSpec
     provider: Provider
@@ -30,9 +32,14 @@ class PciMappingArgs:
 
 
 class PciMapping(pulumi.ComponentResource):
-    """A mapping; depend on `mapped`."""
+    """A mapping; depend on `mapped`.
+
+    Raises:
+        TopologyError: the mapping breaks a rule.
+    """
 
     def __init__(self, name: str, args: PciMappingArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        refuse(check_mapping(args.mapping))
         super().__init__("gpu-topology:index:PciMapping", name, {"mapping": asdict(args.mapping)}, opts)
         mapping = args.mapping
         self.mapped = Pci(

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 
 import pulumi
 
+from host.resources.agent_resource import OBSERVED
 from host.resources.canonical import CanonicalUnit
-from host.resources.unit import UnitFile
+from host.resources.unit import UnitFile, secret_in_clear
 from topology.rules import check_service, refuse
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from components.access import HostAccess
     from topology.spec import HostSpec, ServiceSpec
@@ -41,26 +42,31 @@ class SglangService(pulumi.ComponentResource):
     def __init__(self, name: str, args: SglangServiceArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         service = args.service
         refuse(check_service(service))
-        props = {"service": asdict(service), "host": asdict(args.host)}
-        super().__init__("gpu-topology:index:SglangService", name, props, opts)
-        child = pulumi.ResourceOptions(parent=self)
+        text = _guarded(service.text)
+        # A drop-in of the host's administrator may set a token, too.
+        environment = {key: _guarded(value, key) for key, value in service.effective_environment.items()}
+        shown = asdict(service) | {"text": text, "effective_environment": environment}
+        super().__init__("gpu-topology:index:SglangService", name, {"service": shown, "host": asdict(args.host)}, opts)
+        # What was observed is the text again.
+        hidden = [OBSERVED] if isinstance(text, pulumi.Output) else []
+        child = pulumi.ResourceOptions(parent=self, additional_secret_outputs=hidden)
         place = {"name": service.name, "unit": service.unit, "container": service.container}
         self.unit = UnitFile(
             f"{name}-unit",
             {
                 **place,
                 "path": service.path,
-                "text": _guarded(service.text),
+                "text": text,
                 "tp": service.tp,
                 "enabled": service.enabled,
                 "revision": service.unit_revision,
             },
-            pulumi.ResourceOptions(parent=self, depends_on=list(args.after)),
+            pulumi.ResourceOptions.merge(child, pulumi.ResourceOptions(depends_on=list(args.after))),
         )
         self.serving = args.access.action(
             f"{name}-serving",
             "serve",
-            _request(args),
+            _keyed(_served(service), args.api_key),
             triggers=[service.revision, service.tp, list(service.devices)],
             delete="stop",
             opts=pulumi.ResourceOptions(
@@ -73,26 +79,30 @@ class SglangService(pulumi.ComponentResource):
         self.verified = args.access.action(
             f"{name}-verified",
             "verify",
-            {"service": {**place, "port": service.port, "tp": service.tp, "gpus": len(service.devices)}},
+            _keyed(
+                {**place, "port": service.port, "tp": service.tp, "gpus": len(service.devices)},
+                args.api_key,
+                lambda server: {"service": server},
+            ),
             triggers=[service.revision],
-            opts=pulumi.ResourceOptions.merge(child, pulumi.ResourceOptions(depends_on=[self.serving])),
+            opts=pulumi.ResourceOptions(parent=self, depends_on=[self.serving]),
         )
         self.copy = CanonicalUnit(
             f"{name}-copy",
-            {"path": service.canonical_unit, "text": _guarded(service.text), "revision": args.copy_revision},
-            pulumi.ResourceOptions(parent=self, depends_on=[self.unit]),
+            {"path": service.canonical_unit, "text": text, "revision": args.copy_revision},
+            pulumi.ResourceOptions.merge(child, pulumi.ResourceOptions(depends_on=[self.unit])),
         )
         self.register_outputs({"tp": service.tp, "unit": service.unit, "devices": list(service.devices)})
 
 
-def _guarded(text: str) -> pulumi.Input[str]:
-    """A unit found on the host may hold a key in clear, which must not reach the state."""
-    return pulumi.Output.secret(text) if "api-key" in text or "API_KEY" in text else text
+def _guarded(text: str, variable: str = "") -> pulumi.Input[str]:
+    """A unit's text, or a variable's value; a secret that somebody wrote on the host must not reach the state."""
+    held = f"{variable}={text}" if variable else text
+    return pulumi.Output.secret(text) if secret_in_clear(held) else text
 
 
-def _request(args: SglangServiceArgs) -> pulumi.Output[str] | dict[str, object]:
-    service = args.service
-    request: dict[str, object] = {
+def _served(service: ServiceSpec) -> dict[str, object]:
+    return {
         "name": service.name,
         "unit": service.unit,
         "container": service.container,
@@ -108,6 +118,14 @@ def _request(args: SglangServiceArgs) -> pulumi.Output[str] | dict[str, object]:
         "model": service.served_name,
         "revision": service.revision,
     }
-    if args.api_key is not None:
-        return args.api_key.apply(lambda key: json.dumps(request | {"api_key": key}, sort_keys=True))
-    return request
+
+
+def _keyed(
+    server: Mapping[str, object],
+    api_key: pulumi.Output[str] | None,
+    shape: Callable[[dict[str, object]], dict[str, object]] = dict,
+) -> pulumi.Output[str] | dict[str, object]:
+    """The request about a server, in the operation's shape; a secret as a whole where the server asks for a key."""
+    if api_key is None:
+        return shape({**server})
+    return api_key.apply(lambda key: json.dumps(shape({**server, "api_key": key}), sort_keys=True))

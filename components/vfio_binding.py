@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pulumi
 
 from host.resources.binding import DriverBinding
+from topology.rules import check_binding, refuse
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -30,9 +31,13 @@ class VfioBinding(pulumi.ComponentResource):
     """A binding in two halves, so that every pool of a host can be drained before the first device is touched.
 
     `drained` is an action keyed by the devices and driver about to change; call `bind` once all drains are known.
+
+    Raises:
+        TopologyError: the binding breaks a rule.
     """
 
     def __init__(self, name: str, args: VfioBindingArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        refuse(check_binding(args.binding))
         super().__init__("gpu-topology:index:VfioBinding", name, {"binding": asdict(args.binding)}, opts)
         self._name, self._args = name, args
         binding = args.binding

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, ClassVar
 
 from host.resources.agent_resource import AgentResourceProvider, ObservedResource
@@ -9,6 +10,15 @@ from host.resources.agent_resource import AgentResourceProvider, ObservedResourc
 if TYPE_CHECKING:
     from host.resources.session import Properties
     from topology.facts import Facts
+
+# systemd itself puts a variable's value in where a word starts with $; a line ends in a backslash before its next.
+_KEY_FLAG = re.compile(r"--(admin-)?api-key[=\s\\\"']+(?!\$)[^\s=\\\"']")
+_SECRET_VARIABLE = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD|PASSWD)=[\"']?(?!\$)[^\s\"']", re.IGNORECASE)
+
+
+def secret_in_clear(unit: str) -> bool:
+    """Whether a unit's text gives a secret its value, on a command line, in the environment, or in a comment."""
+    return bool(_KEY_FLAG.search(unit) or _SECRET_VARIABLE.search(unit))
 
 
 class UnitFileProvider(AgentResourceProvider):

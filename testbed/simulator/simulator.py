@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
     from types import TracebackType
 
+    from testbed.simulator.sysfs import Function
+
 T = TypeVar("T")
 MARK = ".gpu-topology-simulator"
 CALL_TIMEOUT_S = 60
@@ -66,8 +68,8 @@ class Simulator:
         self._temporary = folder is None
         self.folder = folder or Path(tempfile.mkdtemp(prefix="gpu-topology-simulator-"))
         self._marker = secrets.token_hex(8)
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="simulator", daemon=True)
+        self._loop: asyncio.AbstractEventLoop
+        self._thread: threading.Thread | None = None
         self._janitor: subprocess.Popen[bytes] | None = None
         self._prepare_folder()
         self._build()
@@ -79,6 +81,8 @@ class Simulator:
         command = [sys.executable, "-IS", janitor.__file__, self._marker]
         command += [str(self.folder)] if self._temporary else []
         self._janitor = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="simulator", daemon=True)
         self._thread.start()
         try:
             self._call(self._start())
@@ -89,11 +93,12 @@ class Simulator:
 
     def stop(self) -> None:
         """Power the host off, end every process it started, and remove the temporary folder."""
-        if self._thread.is_alive():
+        if self._thread:
             self._call(self._stop())
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._loop.close()
+            self._thread = None
         while janitor.sweep(self._marker):
             pass
         if self._janitor:
@@ -207,6 +212,10 @@ class Simulator:
         """The files on the host that are the program's own: agent, ledger, lock."""
         return own_files(self.root)
 
+    def functions(self) -> dict[str, Function]:
+        """Every PCI function by address, as the simulated kernel has it."""
+        return self._run(lambda: dict(self._machine.kernel.functions))
+
     def service_port(self, container: int | None, port: int) -> int | None:
         """The loopback port of what listens on a container's port, None where nothing does."""
         return self._run(lambda: self._machine.launcher.port(container, port))
@@ -278,7 +287,7 @@ class Simulator:
 
     def _run(self, act: Callable[[], T]) -> T:
         """Run a function on the event loop, or here where that is the loop's thread or there is none."""
-        if not self._thread.is_alive() or threading.get_ident() == self._thread.ident:
+        if self._thread is None or threading.get_ident() == self._thread.ident:
             return act()
 
         async def run() -> T:

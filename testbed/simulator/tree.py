@@ -35,8 +35,12 @@ class Tree:
             self.link(name, content.removeprefix(LINK))
             return
         path = self.path(name)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        data = content.encode() if isinstance(content, str) else content
+        try:
+            path.write_bytes(data)
+        except FileNotFoundError:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
 
     def save(self, name: str, content: str | bytes) -> None:
         """Replace a file as a program would, atomically.
@@ -71,9 +75,14 @@ class Tree:
     def link(self, name: str, target: str) -> None:
         """Make a symbolic link, replacing what was there."""
         path = self.path(name)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.unlink(missing_ok=True)
-        path.symlink_to(target)
+        try:
+            path.symlink_to(target)
+        except FileNotFoundError:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.symlink_to(target)
+        except FileExistsError:
+            path.unlink()
+            path.symlink_to(target)
 
     def drop(self, name: str) -> None:
         """Remove a file, link or folder, if it is there."""

@@ -16,6 +16,7 @@ from host.ssh import Connection, Finished
 from host.target import Target
 from testbed.engine.cache import digest, find_cache
 from testbed.engine.progress import SetupError, step
+from testbed.lab.api import ApiServer
 from testbed.lab.image import ensure_image
 from testbed.lab.qemu import Qemu, hardware
 from testbed.lab.shape import SERVER
@@ -39,6 +40,7 @@ class Lab:
     Args:
         shape: the machine's cards and IOMMU.
         ssh_port: the SSH server's port, 0 for a free one.
+        api_port: the Proxmox API's port, 0 for a free one; it runs here, beside the machine.
         cache: where images and snapshots are kept.
 
     Raises:
@@ -48,7 +50,9 @@ class Lab:
     root = "/"
     """The root folder that a stack file's `host.root` names."""
 
-    def __init__(self, shape: Shape = SERVER, *, ssh_port: int = 0, cache: Cache | None = None) -> None:
+    def __init__(
+        self, shape: Shape = SERVER, *, ssh_port: int = 0, api_port: int = 0, cache: Cache | None = None
+    ) -> None:
         self.shape = shape
         self.ssh_port = ssh_port or _free_port()
         self.times: dict[str, float] = {}
@@ -57,6 +61,8 @@ class Lab:
         self._qemu: Qemu | None = None
         self._connection: Connection | None = None
         self._saved = {READY}
+        self._api_port = api_port
+        self._api: ApiServer | None = None
 
     # --------------------------------------------------------------- lifecycle
 
@@ -73,10 +79,14 @@ class Lab:
             shutil.copyfile(snapshot, self._disk)
             self._qemu = Qemu(self._image, self.shape, self._folder, self.ssh_port, READY)
             self._wake()
+        self._api = ApiServer(lambda command, stdin: self.run(command, stdin=stdin), self._folder, self._api_port)
         return self
 
     def stop(self) -> None:
         """Switch the machine off and forget it."""
+        if self._api:
+            self._api.stop()
+            self._api = None
         self._disconnect()
         if self._qemu:
             self._qemu.stop()
@@ -151,6 +161,16 @@ class Lab:
         return self._image.identity_file
 
     @property
+    def api_url(self) -> str:
+        """The Proxmox API's address."""
+        return self._running_api.url
+
+    @property
+    def api_token(self) -> str:
+        """An API token, `USER@REALM!NAME=SECRET`."""
+        return self._running_api.token
+
+    @property
     def target(self) -> Target:
         """How the program reaches the host."""
         return Target(
@@ -195,6 +215,12 @@ class Lab:
         if self._qemu is None:
             raise RuntimeError("the lab is not running: use it as a context manager")
         return self._qemu
+
+    @property
+    def _running_api(self) -> ApiServer:
+        if self._api is None:
+            raise RuntimeError("the lab is not running: use it as a context manager")
+        return self._api
 
     @property
     def _disk(self) -> Path:

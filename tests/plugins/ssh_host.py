@@ -6,6 +6,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import os
+import signal
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -116,6 +118,7 @@ async def _run(host: SshHost, process: asyncssh.SSHServerProcess[bytes]) -> None
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
+        start_new_session=True,
     )
     feeding = asyncio.ensure_future(_pump(process.stdin, shell.stdin))
     try:
@@ -124,7 +127,7 @@ async def _run(host: SshHost, process: asyncssh.SSHServerProcess[bytes]) -> None
     finally:
         feeding.cancel()
         if shell.returncode is None:  # the client went away, and this host with it
-            shell.kill()
+            os.killpg(shell.pid, signal.SIGKILL)
             await shell.wait()
     if status < 0:
         process.exit_with_signal({-9: "KILL", -15: "TERM"}[status])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +13,7 @@ from testbed.engine.cache import find_cache
 from testbed.engine.environment import engine_environment
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 _LIMIT_S = 300
@@ -41,12 +44,26 @@ class Stack:
 
     def run(self, *arguments: str, status: int = 0) -> str:
         """What `pulumi` prints; its exit status must be the one expected."""
+        return self._finish(self._start(*arguments), status)
+
+    def interrupt(self, ready: Callable[[], bool]) -> str:
+        """What a deployment prints that is interrupted, as by Ctrl-C, once it is ready for it."""
+        process = self._start("up", "--yes", "--skip-preview")
+        while not ready() and process.poll() is None:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        return self._finish(process, 1)
+
+    def _start(self, *arguments: str) -> subprocess.Popen[str]:
         command = ["pulumi", *arguments, "--non-interactive", "--color", "never"]
-        process = subprocess.Popen(
+        return subprocess.Popen(
             command, cwd=self.folder, env=self.environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )
-        printed, _ = process.communicate(timeout=_LIMIT_S)
-        assert process.returncode == status, f"{command}: {process.returncode}\n{printed}"
+
+    def _finish(self, process: subprocess.Popen[str], status: int) -> str:
+        with process:
+            printed, _ = process.communicate(timeout=_LIMIT_S)
+        assert process.returncode == status, f"{process.args!r}: {process.returncode}\n{printed}"
         return printed
 
     def up(self, *arguments: str, status: int = 0) -> str:

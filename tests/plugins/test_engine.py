@@ -162,6 +162,14 @@ def test_a_failing_command_is_shown_and_tried_again(tmp_path: Path, host: SshHos
     assert "1 updated" in stack.up()
 
 
+def test_an_interrupted_up_ends_what_runs(tmp_path: Path, host: SshHost) -> None:
+    """Ctrl-C ends a command that would run on, and nothing of it is in the state."""
+    stack = Stack.make(tmp_path, COMMANDS)
+    stack.give(connection=_connection(host), text="content", first={"create": "touch begun; sleep 600"})
+    assert "cancelled" in stack.interrupt(lambda: host.exists("begun"))
+    assert "first" not in stack.state()
+
+
 def test_a_mistake_in_the_inputs_is_found_by_the_preview(tmp_path: Path, host: SshHost) -> None:
     """A check failure names the property before anything is run."""
     stack = Stack.make(tmp_path, COMMANDS)

@@ -31,7 +31,7 @@ def bind(operation: Operation, request: Request) -> dict[str, Json]:
     wanted = {address: _wanted(operation, pci, address, driver) for address in _with_functions(pci, devices)}
     now = {address: read_binding(system, address) for address in wanted}
     changing = [address for address in wanted if not wanted[address].met_by(now[address])]
-    leaving = _leaving(operation, pool, devices, others)
+    leaving = _leaving(operation, devices, others)
     if changing or leaving:
         need_driverctl(system)
     managed, limits, unbind_limit = request.managed(), Limits.of(request), request.seconds("unbind_timeout_s", 60.0)
@@ -135,10 +135,12 @@ def _owned(operation: Operation, pool: str) -> list[Address]:
     return [Address(key) for key, value in sorted(table.items()) if isinstance(value, dict) and value["pool"] == pool]
 
 
-def _leaving(operation: Operation, pool: str, devices: Iterable[Address], others: Iterable[Address]) -> list[Address]:
+def _leaving(operation: Operation, devices: Iterable[Address], others: Iterable[Address]) -> list[Address]:
+    """Devices that are in no pool any more, also those of a pool whose first bind was killed and then given up."""
     pci = Pci(operation.system.root)
     kept = {slot_of(address) for address in (*devices, *others)}
-    return [address for address in _owned(operation, pool) if slot_of(address) not in kept and pci.exists(address)]
+    owned = (Address(key) for key in sorted(operation.ledger.table("devices")))
+    return [address for address in owned if slot_of(address) not in kept and pci.exists(address)]
 
 
 def _moving_back(operation: Operation, pci: Pci, leaving: Iterable[Address]) -> list[Address]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from .facts_services import NCCL_CONF, assignments
 from .guests import run_inside
@@ -96,18 +96,50 @@ def loads(system: System, devices: Iterable[Address]) -> list[Load]:
 
 
 @dataclass(frozen=True)
-class Diagnosis:
-    """What was seen, and the likely cause."""
+class Suspect:
+    """A service that is not ready: its GPUs, the parallelism its unit asks for, what it sees, what it may not tell."""
 
-    cause: str
+    service: Service
+    devices: tuple[Address, ...]
+    tp: int
+    visible: int | None
+    translated: bool
+    secret: str | None = None
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What was seen of a suspect."""
+
+    suspect: Suspect
     journal: list[str]
     loads: list[Load]
+    environment: dict[str, str]
+
+    @property
+    def cause(self) -> str:
+        """The likely cause and its fix, or that it isn't known."""
+        suspect = self.suspect
+        if suspect.visible is not None and suspect.tp > suspect.visible:
+            return (
+                f"tensor parallelism {suspect.tp} and only {suspect.visible} GPUs are visible to it: "
+                "the unit's --tp and its pool disagree"
+            )
+        said = "\n".join(self.journal)
+        for pattern, cause in _CAUSES:
+            if re.search(pattern, said, re.IGNORECASE):
+                return cause
+        spinning = bool(self.loads) and all(one.utilisation >= BUSY for one in self.loads)
+        unset = self.environment.get("NCCL_P2P_DISABLE") != "1"
+        if spinning and suspect.tp > 1 and suspect.translated and unset:
+            return NCCL_CAUSE
+        return "unknown; the journal's tail and the GPUs' load are below"
 
     def details(self) -> dict[str, Json]:
         """For the result's JSON."""
         return {
             "cause": self.cause,
-            "journal": cast("Json", self.journal),
+            "journal": [*self.journal],
             "gpus": [
                 {"address": one.address, "utilisation": one.utilisation, "power_w": one.power, "memory_mib": one.memory}
                 for one in self.loads
@@ -121,42 +153,11 @@ class Diagnosis:
         return f"Likely cause: {self.cause}. GPUs: {busy}. Journal:\n  {tail}\n"
 
 
-def diagnose(  # noqa: PLR0913 (what a diagnosis looks at)
-    system: System,
-    service: Service,
-    devices: Iterable[Address],
-    *,
-    tp: int,
-    visible: int | None,
-    translated: bool,
-    secret: str | None,
-) -> Diagnosis:
+def diagnose(system: System, suspect: Suspect) -> Diagnosis:
     """Look at a service that is not ready, before anything is undone."""
-    lines = journal(system, service, JOURNAL_LINES, secret)
-    seen = loads(system, devices)
+    service = suspect.service
+    lines = journal(system, service, JOURNAL_LINES, suspect.secret)
+    seen = loads(system, suspect.devices)
     conf = run_inside(system, service.container, "cat", NCCL_CONF)
     environment = assignments(conf.out if conf.ok else "") | unit_environment(system, service)
-    return Diagnosis(_cause(lines, seen, environment, tp=tp, visible=visible, translated=translated), lines, seen)
-
-
-def _cause(  # noqa: PLR0913 (as above)
-    lines: list[str],
-    seen: list[Load],
-    environment: dict[str, str],
-    *,
-    tp: int,
-    visible: int | None,
-    translated: bool,
-) -> str:
-    if visible is not None and tp > visible:
-        return (
-            f"tensor parallelism {tp} and only {visible} GPUs are visible to it: the unit's --tp and its pool disagree"
-        )
-    said = "\n".join(lines)
-    for pattern, cause in _CAUSES:
-        if re.search(pattern, said, re.IGNORECASE):
-            return cause
-    spinning = bool(seen) and all(one.utilisation >= BUSY for one in seen)
-    if spinning and tp > 1 and translated and environment.get("NCCL_P2P_DISABLE") != "1":
-        return NCCL_CAUSE
-    return "unknown; the journal's tail and the GPUs' load are below"
+    return Diagnosis(suspect, lines, seen, environment)

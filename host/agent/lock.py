@@ -28,10 +28,12 @@ def host_lock(system: System, wait: float, path: str = LOCK) -> Iterator[None]:
         fd = os.open(place, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
         raise FailedError(f"the lock file {path} could not be opened: {error.strerror}") from error
+    system.locks.add(fd)
     try:
         _wait(system, fd, wait, path)
         yield
     finally:
+        system.locks.discard(fd)
         os.close(fd)
 
 

@@ -108,10 +108,9 @@ def _request() -> Request:
         raise BadRequestError(f"the request on stdin is not JSON: {error}") from error
 
 
-def _cut_off(system: System, number: int, _frame: FrameType | None) -> None:
-    """A lost connection: what runs is finished or undone; only long waits look at this."""
+def _cut_off(system: System, _number: int, _frame: FrameType | None) -> None:
+    """A lost connection: what was begun is finished; only the wait for a token looks at this."""
     system.cut_off = True
-    system.progress(f"signal {number}: finishing what was begun")
 
 
 def _fail(error: AgentError, *, as_text: bool) -> int:

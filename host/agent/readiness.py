@@ -78,6 +78,7 @@ def ask(system: System, server: Server, timeout: float, watch: Callable[[], None
 def wait_for_token(system: System, server: Server) -> tuple[float, dict[str, Json]]:
     """Seconds until a token came, and the probe's answer; NotReadyError when the unit ends or the time is over."""
     waiting = _Waiting(system, server, time.monotonic())
+    waiting.check()
     while True:
         left = server.deadline - waiting.elapsed
         answer = ask(system, server, max(1.0, min(server.token_timeout, left)), waiting.look)

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from .container_live import visible_gpus
-from .diagnose import diagnose
+from .diagnose import Suspect, diagnose
 from .drain import record_revision
 from .facts_services import NCCL_CONF, assignments
 from .guests import container_config, need_inside, run_inside, status
@@ -54,7 +54,7 @@ def serve(operation: Operation, request: Request) -> dict[str, Json]:
     if reasons:
         operation.note(f"{service.unit} is to be started: {'; '.join(reasons)}")
         operation.undo_with(f"{service.unit} as before", partial(_back_to_previous, operation, request, server))
-        _restart(operation, service, reload=shown.get("NeedDaemonReload") == "yes")
+        _restart(operation, server, reload=shown.get("NeedDaemonReload") == "yes")
     try:
         seconds, answer = wait_for_token(system, server)
         verify_running(system, server, answer)
@@ -157,28 +157,31 @@ def verify_running(system: System, server: Server, answer: dict[str, Json]) -> N
         )
 
 
-def _restart(operation: Operation, service: Service, *, reload: bool) -> None:
-    system, container = operation.system, service.container
+def _restart(operation: Operation, server: Server, *, reload: bool) -> None:
+    system, service, container = operation.system, server.service, server.service.container
     if reload:
         operation.begin("systemd reads its units again")
         need_inside(system, container, "systemctl", "daemon-reload")
     operation.begin(f"restart {service.unit}")
     run_inside(system, container, "systemctl", "reset-failed", service.unit)  # fails when there is nothing to reset
-    need_inside(system, container, "systemctl", "restart", service.unit, limit=RESTART_LIMIT)
+    # A unit whose start waits for its own readiness blocks this for as long as the model loads.
+    limit = RESTART_LIMIT + server.deadline
+    need_inside(system, container, "systemctl", "restart", service.unit, limit=limit)
 
 
 def _diagnosed(system: System, request: Request, server: Server, error: NotReadyError) -> FailedError:
     visible = visible_gpus(system, server.service.container)
     path = show(system, server.service).get("FragmentPath") or f"{UNITS}/{server.service.unit}"
-    found = diagnose(
-        system,
+    asked = unit_tp(read_file(system, server.service.container, path) or "") or server.tp
+    suspect = Suspect(
         server.service,
         request.addresses("devices"),
-        tp=unit_tp(read_file(system, server.service.container, path) or "") or server.tp,
-        visible=visible,
+        asked,
+        visible,
         translated=request.flag("translated_iommu", default=False),
         secret=server.api_key,
     )
+    found = diagnose(system, suspect)
     return FailedError(f"{error.message}. {found.text()}", found.details())
 
 

@@ -57,6 +57,7 @@ class System:
     root: Root
     stream: TextIO = field(default_factory=lambda: sys.stderr)
     cut_off: bool = False  # SIGTERM or SIGHUP came: the person's connection is gone
+    locks: set[int] = field(default_factory=set)  # files whose lock a child that hangs in the kernel must not keep
 
     def progress(self, line: str) -> None:
         """Tell the person one line; a connection that is gone must not stop the operation."""
@@ -117,7 +118,7 @@ class System:
         While a driver's removal hangs, the kernel holds the device's lock, and even reading `driver_override`
         blocks in a way that no signal ends.
         """
-        pending = {_fork_reader(reader): name for name, reader in readers.items()}
+        pending = {self._fork_reader(reader): name for name, reader in readers.items()}
         found: dict[str, Json] = {}
         deadline = time.monotonic() + limit
         buffers: dict[tuple[int, int], bytes] = dict.fromkeys(pending, b"")
@@ -146,6 +147,7 @@ class System:
         answer, tell = os.pipe()
         pid = os.fork()
         if pid == 0:
+            self._leave_locks()
             os.close(answer)
             _write_and_exit(place, value, tell)
         os.close(tell)
@@ -164,6 +166,26 @@ class System:
             _reap(pid)
         if number:
             raise OSError(number, os.strerror(number), path)
+
+    def _fork_reader(self, reader: Callable[[], Json]) -> tuple[int, int]:
+        answer, tell = os.pipe()
+        pid = os.fork()
+        if pid:
+            os.close(tell)
+            return pid, answer
+        try:
+            self._leave_locks()
+            os.close(answer)
+            data = json.dumps(reader()).encode()
+            while data:
+                data = data[os.write(tell, data) :]
+        finally:
+            os._exit(0)
+
+    def _leave_locks(self) -> None:
+        """In a forked child: it would keep the host locked for as long as it hangs, which may be until a reboot."""
+        for fd in self.locks:
+            os.close(fd)
 
 
 class _Running:
@@ -222,21 +244,6 @@ def _environment() -> dict[str, str]:
     path = os.environ.get("PATH", "/usr/bin:/bin")
     extra = [folder for folder in ("/usr/sbin", "/sbin") if folder not in path.split(":")]
     return os.environ | {"LC_ALL": "C", "PATH": ":".join([path, *extra])}
-
-
-def _fork_reader(reader: Callable[[], Json]) -> tuple[int, int]:
-    answer, tell = os.pipe()
-    pid = os.fork()
-    if pid:
-        os.close(tell)
-        return pid, answer
-    try:
-        os.close(answer)
-        data = json.dumps(reader()).encode()
-        while data:
-            data = data[os.write(tell, data) :]
-    finally:
-        os._exit(0)
 
 
 def _write_and_exit(place: Path, value: str, tell: int) -> NoReturn:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from .drain import record_revision
 from .guests import VMS, shut_down, status, vm_config
 from .holders import find_holders
-from .pci import Address, Pci, slot_of
+from .pci import VFIO, Address, Pci, slot_of
 from .result import BadRequestError, FailedError, Json, RefusedError
 from .vm_config import MAPPINGS, MOST_ENTRIES, hostpci, mappings, options, paths_of, same_meaning
 
@@ -35,6 +35,10 @@ def vm(operation: Operation, request: Request) -> dict[str, Json]:
     value = f"mapping={mapping}"
     value += ",pcie=1" if request.flag("pcie", default=True) else ""
     value += "" if request.flag("rombar", default=False) else ",rombar=0"
+    pci = Pci(system.root)
+    if elsewhere := [one for one in devices if pci.driver(one) != VFIO]:
+        # Proxmox would take them from their driver by itself when the VM starts, in use or not.
+        raise RefusedError(f"{', '.join(elsewhere)} is not on {VFIO}: bind the pool of VM {vmid} first")
     now = hostpci(text)
     ours = own_entries(system, now, mapping, devices)
     wanted = _entries(now, ours, value, request.number("count", len(devices)))

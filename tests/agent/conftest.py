@@ -254,12 +254,17 @@ class Files:
         place.symlink_to(target)
 
     def gpu(
-        self, address: str, driver: str | None = None, minor: int | None = None, group: int = 1, **more: str
+        self,
+        address: str,
+        driver: str | None = None,
+        minor: int | None = None,
+        group: int = 1,
+        attributes: dict[str, str] | None = None,
     ) -> None:
         """Make a PCI function."""
         base = f"/sys/bus/pci/devices/{address}"
-        attributes = {"class": "0x030200", "vendor": "0x10de", "device": "0x2bb5", "driver_override": "(null)"} | more
-        for name, value in attributes.items():
+        usual = {"class": "0x030200", "vendor": "0x10de", "device": "0x2bb5", "driver_override": "(null)"}
+        for name, value in (usual | (attributes or {})).items():
             self.put(f"{base}/{name}", f"{value}\n")
         (self.folder / base.lstrip("/") / "config").write_bytes(b"\xde\x10\xb5\x2b")
         self.link(f"{base}/iommu_group", f"../../../kernel/iommu_groups/{group}")

@@ -268,6 +268,15 @@ def test_a_card_that_leaves_every_pool_is_handed_back_by_bind(kpro6: Hypervisor)
     assert not (kpro6.root / f"etc/driverctl.d/pci-{NODE_1[3]}").exists()
 
 
+def test_cards_of_a_pool_that_was_given_up_are_handed_back_by_the_next_bind(kpro6: Hypervisor) -> None:
+    """A pool whose bind was killed has no resource that would release it: the next bind of any pool does."""
+    kpro6.done("bind", to_vfio())
+    result = kpro6.done("bind", bind_request("serving", NODE_0, "nvidia"))
+    assert result["handed_back"] == NODE_1
+    assert kpro6.drivers() == ALL_NVIDIA
+    assert sorted(kpro6.ledger()["devices"]) == NODE_0
+
+
 def test_a_device_in_two_pools_is_a_bad_request(kpro6: Hypervisor) -> None:
     """One device has one owner."""
     answer = kpro6.agent("bind", bind_request("confidential", NODE_1, "vfio-pci", others=NODE_1[:1]))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import signal
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -28,7 +30,6 @@ from host.agent.root import Root
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from host.agent.result import Json
     from tests.agent.conftest import Files
@@ -59,7 +60,7 @@ def test_a_command_that_does_not_end_is_killed_with_its_children(
     done = files.system.run("thing", limit=0.5)
     assert (done.code, done.out) == (None, "begun\n")
     child = int((tmp_path / "child").read_text())
-    status = tmp_path.__class__(f"/proc/{child}/status")
+    status = Path(f"/proc/{child}/status")
     for _ in range(100):
         if not status.exists() or "zombie" in status.read_text():
             return
@@ -151,6 +152,25 @@ def test_a_busy_host_is_an_outcome_of_its_own(files: Files) -> None:
         with pytest.raises(BusyError) as error:
             run_mutating(files.system, "bind", Request.of({"lock_wait_s": 0.2}), lambda _o, _r: {})
     assert error.value.outcome is Outcome.BUSY
+
+
+def test_a_child_that_hangs_in_the_kernel_does_not_keep_the_lock(
+    files: Files, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """A writer that nothing can end must not make the host busy until its reboot."""
+    (files.folder / "sys").mkdir()
+    os.mkfifo(files.folder / "sys/unbind")
+    children: list[int] = []
+    monkeypatch.setattr(system_module, "_reap", children.append)
+    system = files.system
+    with host_lock(system, 1.0), pytest.raises(StuckError):
+        system.write_attribute("/sys/unbind", "0000:81:00.0", 0.3)
+    (child,) = children
+    request.addfinalizer(lambda: os.waitpid(child, 0))
+    request.addfinalizer(lambda: os.kill(child, signal.SIGKILL))
+    assert Path(f"/proc/{child}").exists()
+    with host_lock(system, 0.2):
+        pass
 
 
 def test_a_missing_ledger_is_an_empty_one(files: Files) -> None:

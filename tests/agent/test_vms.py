@@ -103,6 +103,17 @@ def test_what_does_not_fit_is_refused_untouched(split: Hypervisor, more: dict[st
     assert split.host_state() == before
 
 
+def test_cards_on_another_driver_are_refused(kpro6: Hypervisor) -> None:
+    """Proxmox would take cards from nvidia by itself; the VM waits for its pool's binding instead."""
+    kpro6.map_pci("gpu-confidential", NODE_1)
+    before = kpro6.host_state()
+    answer = kpro6.agent("vm", vm_request(NODE_1))
+    assert answer.code == 3
+    assert f"{NODE_1[0]}" in answer["message"]
+    assert "is not on vfio-pci" in answer["message"]
+    assert kpro6.host_state() == before
+
+
 def test_a_vm_that_does_not_start_is_put_back(split: Hypervisor) -> None:
     """Its entries are as before when Proxmox refuses to start it."""
     mapping = split.root / "etc/pve/mapping/pci.cfg"

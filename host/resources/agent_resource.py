@@ -22,13 +22,14 @@ OBSERVED = "observed"
 class AgentResourceProvider(HostResourceProvider):
     """Applies with one operation, releases with another, reads through the facts.
 
-    A subclass names the operations and the inputs whose change is an update, and says what facts to ask for, what of
-    them to observe, and what must be observed when all is as wanted.
+    A subclass names the operations, the inputs whose change is an update, and those that say where the thing is, and
+    says what facts to ask for, what of them to observe, and what must be observed when all is as wanted.
     """
 
     apply_operation: ClassVar[str]
     release_operation: ClassVar[str]
     compared: ClassVar[tuple[str, ...]]
+    placed: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def request(self, inputs: Properties) -> Properties:
@@ -51,14 +52,20 @@ class AgentResourceProvider(HostResourceProvider):
         """What `observe` returns when all is as wanted."""
 
     def diff(self, _id: str, olds: Properties, news: Properties) -> DiffResult:
-        """An input that counts differs, or the host drifted."""
+        """An input that counts differs, or the host drifted; at another place it is another thing, made anew."""
         changed = any(olds.get(name) != news.get(name) for name in self.compared)
-        return DiffResult(changes=changed or olds.get(OBSERVED) != self.wanted(news))
+        moved = [name for name in self.placed if olds.get(name) != news.get(name)]
+        return DiffResult(
+            changes=changed or bool(moved) or olds.get(OBSERVED) != self.wanted(news),
+            replaces=moved,
+            # The host's book knows one place for each: what is at the old one is handed back before.
+            delete_before_replace=True,
+        )
 
     @readable
     def create(self, props: Properties) -> CreateResult:
         """Apply; what already is as wanted is adopted untouched by the operation itself."""
-        return CreateResult(self.identity(props), self._apply(props))
+        return CreateResult(self.identity(_whole(props)), self._apply(props))
 
     @readable
     def update(self, _id: str, _olds: Properties, news: Properties) -> UpdateResult:

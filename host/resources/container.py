@@ -17,7 +17,8 @@ class ContainerGpusProvider(AgentResourceProvider):
 
     apply_operation: ClassVar[str] = "container"
     release_operation: ClassVar[str] = "container-release"
-    compared: ClassVar[tuple[str, ...]] = ("vmid", "devices", "style", "revision")
+    compared: ClassVar[tuple[str, ...]] = ("devices", "style", "revision")
+    placed: ClassVar[tuple[str, ...]] = ("vmid",)
 
     def identity(self, inputs: Properties) -> str:
         """`lxc/VMID`."""

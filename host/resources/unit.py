@@ -26,7 +26,8 @@ class UnitFileProvider(AgentResourceProvider):
 
     apply_operation: ClassVar[str] = "unit"
     release_operation: ClassVar[str] = "unit-release"
-    compared: ClassVar[tuple[str, ...]] = ("container", "unit", "path", "text", "enabled", "revision")
+    compared: ClassVar[tuple[str, ...]] = ("text", "enabled", "revision")
+    placed: ClassVar[tuple[str, ...]] = ("container", "unit", "path")
 
     def identity(self, inputs: Properties) -> str:
         """The service's name."""

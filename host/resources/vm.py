@@ -17,7 +17,8 @@ class VmGpusProvider(AgentResourceProvider):
 
     apply_operation: ClassVar[str] = "vm"
     release_operation: ClassVar[str] = "vm-release"
-    compared: ClassVar[tuple[str, ...]] = ("vmid", "mapping", "devices", "start", "revision")
+    compared: ClassVar[tuple[str, ...]] = ("mapping", "devices", "start", "revision")
+    placed: ClassVar[tuple[str, ...]] = ("vmid",)
 
     def identity(self, inputs: Properties) -> str:
         """`vm/VMID`."""

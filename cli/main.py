@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
+from collections.abc import Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,6 +17,7 @@ from host.client import AgentClient
 from host.errors import HostError
 from host.facts import facts_request, gather_facts
 from host.resources.canonical import read_copy
+from host.resources.unit import secret_in_clear
 from topology.diagram import before_after
 from topology.plan import make_plan
 from topology.presets import gpu_presets, model_presets
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
 
-_LITERAL_KEY = re.compile(r"--(?:admin-)?api-key[= ]+(?!\$\{)\S")
 StackName = Annotated[str, typer.Option("--stack", "-s", help="the stack: NAME of Pulumi.NAME.yaml")]
 
 
@@ -37,7 +37,7 @@ def _readable(console: Console) -> Iterator[None]:
     try:
         yield
     except (HostError, TopologyError) as error:
-        console.print(f"error: {error}", style="red", highlight=False, markup=False)
+        console.print(f"error: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
         raise typer.Exit(1) from None
 
 
@@ -79,16 +79,28 @@ def record(stack: StackName) -> None:
         loaded = load_stack(stack, Path.cwd())
         with errors.status(f"asking {loaded.topology.host.address}"), AgentClient(loaded.target()) as client:
             facts = client.facts(facts_request(loaded.topology))
-        text = json.dumps(facts, indent=2, sort_keys=True) + "\n"
-        if _LITERAL_KEY.search(text):
+        if held := next((place for place, text in _texts(facts) if secret_in_clear(text)), None):
             raise HostError(
-                "a unit on the host holds an API key in clear, which must not be recorded. Rule: no secret in a "
-                "project file. Fix: move it into an EnvironmentFile and write --api-key ${NAME}",
+                f"the host's {held} holds an API key, a token or a password in clear, which must not be recorded. "
+                "Rule: no secret in a project file. Fix: move it into an EnvironmentFile that only root can read; a "
+                "flag then has the value ${NAME}",
             )
         path = _recording(loaded.base, stack)
         path.parent.mkdir(exist_ok=True)
-        path.write_text(text)
-    Console().print(f"recorded {path}", highlight=False)
+        path.write_text(json.dumps(facts, indent=2, sort_keys=True) + "\n")
+    Console().print(f"recorded {path}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _texts(value: object, place: str = "") -> Iterator[tuple[str, str]]:
+    """Every text among facts, with where it stands: `services.0.text`."""
+    if isinstance(value, str):
+        yield place, value
+    elif isinstance(value, Mapping):
+        for name, item in value.items():
+            yield from _texts(item, f"{place}.{name}".lstrip("."))
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _texts(item, f"{place}.{index}")
 
 
 def _recording(base: Path, stack: str) -> Path:

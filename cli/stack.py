@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
@@ -46,24 +46,30 @@ def load_stack(name: str, base: Path) -> Stack:
     path = base / f"Pulumi.{name}.yaml"
     try:
         loaded = YAML(typ="safe").load(path.read_text())
-    except (OSError, YAMLError) as error:
+    except (OSError, UnicodeDecodeError, YAMLError) as error:
         raise HostError(
             f"the stack file {path.name} cannot be read ({error}). Fix: run in the project's folder, with --stack and "
             "the name of one of its Pulumi.NAME.yaml files",
         ) from error
-    config = cast("dict[str, Any]", (loaded or {}).get("config") or {})
+    config = loaded.get("config") if isinstance(loaded, dict) else None
+    if not isinstance(config, dict):
+        raise HostError(
+            f"the stack file {path.name} has no section `config`. Rule: settings stand below `config:`, each as "
+            f"`{PROJECT}:NAME`. Fix: write the topology below `{PROJECT}:topology:` there",
+        )
     topology = load_topology(config.get(f"{PROJECT}:topology"))
     return Stack(name, topology, base, f"{PROJECT}:sshPrivateKey" in config)
 
 
 def _secret(stack: Stack, key: str) -> str:
-    done = subprocess.run(
-        ["pulumi", "config", "get", key, "--stack", stack.name, "--non-interactive"],
-        cwd=stack.base,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = ["pulumi", "config", "get", key, "--stack", stack.name, "--non-interactive"]
+    try:
+        done = subprocess.run(command, cwd=stack.base, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise HostError(
+            f"the stack's secret {key} cannot be decrypted: pulumi cannot be run ({error.strerror}). Fix: install "
+            "Pulumi, or put the folder it is in on PATH",
+        ) from error
     if done.returncode != 0:
         raise HostError(
             f"the stack's secret {key} cannot be decrypted: {done.stderr.strip()}. Fix: set "

@@ -11,9 +11,10 @@ if TYPE_CHECKING:
     from host.resources.session import Properties
     from topology.facts import Facts
 
-# systemd itself puts a variable's value in where a word starts with $; a line ends in a backslash before its next.
-_KEY_FLAG = re.compile(r"--(admin-)?api-key[=\s\\\"']+(?!\$)[^\s=\\\"']")
-_SECRET_VARIABLE = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD|PASSWD)=[\"']?(?!\$)[^\s\"']", re.IGNORECASE)
+# systemd itself puts a variable's value in where a word starts with $, the agent has *** in a secret's place, and a
+# line ends in a backslash before its next.
+_KEY_FLAG = re.compile(r"--(admin-)?api-key[=\s\\\"']+(?!\$|\*\*\*)[^\s=\\\"']")
+_SECRET_VARIABLE = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD|PASSWD)=[\"']?(?!\$|\*\*\*)[^\s\"']", re.IGNORECASE)
 
 
 def secret_in_clear(unit: str) -> bool:

@@ -187,6 +187,7 @@ def test_a_secret_in_a_unit_is_found(line: str) -> None:
         "EnvironmentFile=/etc/sglang/api-key.env",
         "Environment=NCCL_P2P_DISABLE=1",
         "Environment=SGLANG_API_KEY=",
+        "--api-key=***",
         "ExecStart=serve --tokenizer-path=/models/qwen --max-total-tokens=4096",
     ],
 )

@@ -1,28 +1,33 @@
-"""The lab's machines: booted once, brought back to a snapshot before each test, and only one at a time."""
+"""The hosts that tests here run on: the simulator, and the lab's machines, one at a time and booted once."""
 
 from __future__ import annotations
 
 import os
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
 
 from testbed.lab import SERVER, WORKSTATION, Lab
+from testbed.simulator import Simulator
+from tests.lab.hosts import OnLab, OnSimulator
 from tests.lab.operations import Operations, split
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from testbed.lab import Shape
+    from tests.lab.hosts import HostUnderTest
 
 # `make test` has neither the packages nor the minutes for an emulated machine; `make test-lab` sets the variable.
 collect_ignore_glob = [] if os.environ.get("GPU_TOPOLOGY_LAB") == "1" else ["test_*.py"]
-TIMES = pytest.StashKey[dict[str, float]]()
+HOSTS = ("simulator", "lab")
 SPLIT = "split"
+TIMES = pytest.StashKey[dict[str, float]]()
 
 
 class Machines:
-    """At most one running machine: each takes both of the cores that CI has, and a gigabyte."""
+    """At most one running machine: each takes both of the cores that CI has."""
 
     def __init__(self, times: dict[str, float]) -> None:
         self._times = times
@@ -34,7 +39,8 @@ class Machines:
             self._current.reset()
             return self._current
         self.stop()
-        self._current = Lab(shape).start()
+        self._current = Lab(shape)
+        self._current.start()
         self._times.update({f"{name}, {shape.name}": seconds for name, seconds in self._current.times.items()})
         return self._current
 
@@ -77,20 +83,31 @@ def workstation(machines: Machines) -> Lab:
     return machines.get(WORKSTATION)
 
 
-@pytest.fixture
-def halves(lab: Lab) -> Lab:
-    """kpro6 after the split, four cards each for the container and the VM; split once, then restored."""
-    if lab.has(SPLIT):
-        lab.reset(SPLIT)
+@pytest.fixture(params=HOSTS)
+def host(request: pytest.FixtureRequest) -> Iterator[HostUnderTest]:
+    """kpro6 as it was found, on either host."""
+    if request.param == "lab":
+        yield OnLab(request.getfixturevalue("lab"))
     else:
-        with Operations(lab) as operations:
-            split(operations)
-        lab.save(SPLIT)
-    return lab
+        with Simulator("kpro6") as simulator, closing(OnSimulator(simulator)) as simulated:
+            yield simulated
 
 
 @pytest.fixture
-def operations(lab: Lab) -> Iterator[Operations]:
+def halves(host: HostUnderTest) -> HostUnderTest:
+    """kpro6 after the split, four cards each for the container and the VM; the lab is split once, then restored."""
+    if isinstance(host, OnLab) and host.lab.has(SPLIT):
+        host.lab.reset(SPLIT)
+        return host
+    with Operations(host) as operations:
+        split(operations)
+    if isinstance(host, OnLab):
+        host.lab.save(SPLIT)
+    return host
+
+
+@pytest.fixture
+def operations(host: HostUnderTest) -> Iterator[Operations]:
     """The agent's operations on kpro6 as it was found."""
-    with Operations(lab) as client:
+    with Operations(host) as client:
         yield client

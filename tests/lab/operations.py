@@ -1,4 +1,4 @@
-"""The agent's operations on a lab, with the requests that the program sends for kpro6's topologies."""
+"""The agent's operations on a host, with the requests that the program sends for kpro6's topologies."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from testbed.simulator.pveconf import Mapping, format_mappings
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from testbed.lab import Lab
+    from tests.lab.hosts import HostUnderTest
 
 MAPPING = "gpu-confidential"
 SERVICE = {"name": "sglang-qwen", "unit": UNIT, "container": CONTAINER}
@@ -25,12 +25,11 @@ Facts = dict[str, Any]
 
 
 class Operations:
-    """The agent on one lab; each operation is a method that takes what varies."""
+    """The agent on one host; each operation is a method that takes what varies."""
 
-    def __init__(self, lab: Lab) -> None:
-        self.lab = lab
-        self.progress: list[str] = []
-        self._client = AgentClient(lab.target, on_progress=self.progress.append)
+    def __init__(self, host: HostUnderTest) -> None:
+        self._host = host
+        self._client = AgentClient(host.target)
 
     def __enter__(self) -> Self:
         return self
@@ -45,7 +44,8 @@ class Operations:
     def facts(self) -> Facts:
         """The host's facts."""
         request = {"containers": [CONTAINER], "vms": [VM], "services": [SERVICE]}
-        return cast("Facts", dict(self._client.facts(request)))
+        limits = {"commands_limit_s": 60, "attribute_limit_s": 10}
+        return cast("Facts", dict(self._client.facts(request | limits)))
 
     def device(self, address: str) -> Facts:
         """One device's facts."""
@@ -65,12 +65,15 @@ class Operations:
         """Deploy the unit with another tensor parallelism."""
         text = self.unit_text()
         old = text.partition("--tp ")[2].split()[0]
-        text = text.replace(f"--tp {old}", f"--tp {tp}")
+        return self.deploy(text.replace(f"--tp {old}", f"--tp {tp}"))
+
+    def deploy(self, text: str) -> Facts:
+        """Deploy a unit."""
         return self.call("unit", **SERVICE, path=UNIT_PATH, text=text, enabled=True, revision="test")
 
     def unit_text(self) -> str:
         """The unit as deployed."""
-        return self.lab.read(f"/var/lib/lxc/{CONTAINER}/rootfs{UNIT_PATH}")
+        return self._host.read(f"/var/lib/lxc/{CONTAINER}/rootfs{UNIT_PATH}")
 
     def serve(self, devices: Sequence[str], **more: object) -> Facts:
         """Serve on these GPUs, all of them for tensor parallelism."""
@@ -94,7 +97,7 @@ class Operations:
         facts = {device["address"]: device for device in self.facts()["devices"]}
         entries = tuple(_entry(facts[address]) for address in devices)
         text = format_mappings({MAPPING: Mapping(MAPPING, entries)})
-        self.lab.write("/etc/pve/mapping/pci.cfg", text)
+        self._host.write("/etc/pve/mapping/pci.cfg", text)
 
     def vm(self, devices: Sequence[str], *, start: bool = True) -> Facts:
         """Give the VM its GPUs."""

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from host.errors import OperationError
-from testbed.checks import CONFIDENTIAL, CONTAINER, SERVING, UNIT
+from testbed.checks import CONFIDENTIAL, CONTAINER, SERVING, UNIT, VM
 from testbed.simulator import load_state
+from tests.lab.hosts import OnLab
 from tests.lab.operations import ALL, Operations
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ UNBIND = f"echo {LAST} > /sys/bus/pci/drivers/nvidia/unbind"
 
 def test_the_cards_are_where_kpro6_has_them(lab: Lab) -> None:
     """Addresses, NUMA nodes, a group for each card, translation, and minors in the order of addresses."""
-    with Operations(lab) as operations:
+    with Operations(OnLab(lab)) as operations:
         facts = operations.facts()
     expected = {f"{slot}.0": card.numa_node for slot, card in load_state("kpro6").cards.items() if f"{slot}.0" in ALL}
     cards = {device["address"]: device for device in facts["devices"]}
@@ -45,7 +46,7 @@ def test_an_unbind_in_use_waits_for_the_last_close(lab: Lab) -> None:
     state = "awk '/^State/{print $2}' /proc/$(cat /tmp/writer)/status"
     assert lab.check(state) == "D"
     assert "non-zero usage count" in lab.check("dmesg | tail -3")
-    with Operations(lab) as operations:
+    with Operations(OnLab(lab)) as operations:
         facts = operations.facts()
     assert any(LAST in error for error in facts["errors"])
     assert {device["address"] for device in facts["devices"] if device["alive"]} == set(ALL) - {LAST}
@@ -57,7 +58,7 @@ def test_an_unbind_in_use_waits_for_the_last_close(lab: Lab) -> None:
 def test_a_leaked_usage_count_is_reported_and_frees_the_lock(lab: Lab) -> None:
     """An unbind that never returns ends as «not undone» within its limit, says why, and lets others work on."""
     lab.check(f"{QUIET}; echo -n {LAST} > /sys/module/nvidia/parameters/leak")
-    with Operations(lab) as operations:
+    with Operations(OnLab(lab)) as operations:
         with pytest.raises(OperationError, match="reboot") as raised:
             operations.bind("confidential", CONFIDENTIAL, "vfio-pci", SERVING, unbind_timeout_s=5)
         assert raised.value.outcome == "not-undone"
@@ -69,15 +70,20 @@ def test_a_leaked_usage_count_is_reported_and_frees_the_lock(lab: Lab) -> None:
     lab.check("echo -n '' > /sys/module/nvidia/parameters/leak")
 
 
-def test_a_held_vfio_device_is_not_unbound(halves: Lab) -> None:
+def test_a_held_vfio_device_is_not_unbound(lab: Lab) -> None:
     """The VM's cards wait in an unbind until its process ends, as the nvidia driver's do."""
     address = CONFIDENTIAL[0]
+    lab.check(QUIET)
+    with Operations(OnLab(lab)) as operations:
+        operations.bind("confidential", CONFIDENTIAL, "vfio-pci", SERVING)
+        operations.map(CONFIDENTIAL)
+        operations.vm(CONFIDENTIAL)
     unbind = f"echo {address} > /sys/bus/pci/drivers/vfio-pci/unbind"
-    halves.check(f"nohup sh -c '{unbind}; touch /tmp/unbound' > /dev/null 2>&1 & sleep 2")
-    assert halves.run("test -e /tmp/unbound").status == 1
-    halves.check("qm stop 200")
-    halves.check("while ! test -e /tmp/unbound; do sleep 0.1; done")
-    assert halves.run(f"readlink /sys/bus/pci/devices/{address}/driver").stdout == ""
+    lab.check(f"nohup sh -c '{unbind}; touch /tmp/unbound' > /dev/null 2>&1 & sleep 2")
+    assert lab.run("test -e /tmp/unbound").status == 1
+    lab.check(f"qm stop {VM}")
+    lab.check("while ! test -e /tmp/unbound; do sleep 0.1; done")
+    assert lab.run(f"readlink /sys/bus/pci/devices/{address}/driver").stdout == ""
 
 
 def test_an_override_keeps_a_card_from_anothers_new_id(lab: Lab) -> None:
@@ -98,7 +104,7 @@ def test_an_override_keeps_a_card_from_anothers_new_id(lab: Lab) -> None:
 def test_a_card_that_a_driver_refuses_goes_back(lab: Lab) -> None:
     """A probe that fails undoes the whole handing back: every card is where it was, and says so at boot too."""
     lab.check(QUIET)
-    with Operations(lab) as operations:
+    with Operations(OnLab(lab)) as operations:
         operations.bind("confidential", CONFIDENTIAL, "vfio-pci", SERVING)
         lab.check(f"echo -n {LAST} > /sys/module/nvidia/parameters/refuse")
         with pytest.raises(OperationError) as raised:
@@ -108,3 +114,14 @@ def test_a_card_that_a_driver_refuses_goes_back(lab: Lab) -> None:
     for address in CONFIDENTIAL:
         now = drivers[address]
         assert (now["driver"], now["driver_override"], now["persisted"]) == ("vfio-pci",) * 3
+
+
+def test_a_cgroup_keeps_a_container_from_anothers_card(lab: Lab) -> None:
+    """A container may make a node of a card that it was not given, and still can't open it; dev[n] and raw alike."""
+    with Operations(OnLab(lab)) as operations:
+        for style in ("raw", "dev"):
+            operations.container(SERVING, style)
+            for minor, refused in ((3, False), (4, True)):
+                node = f"/root/{style}{minor}"
+                opened = lab.run(f"pct exec {CONTAINER} -- sh -c 'mknod {node} c 195 {minor} && : < {node}'")
+                assert ("Operation not permitted" in opened.stderr) is refused, opened.stderr

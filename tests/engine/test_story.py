@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from testbed.checks import CONFIDENTIAL, SERVING, check_host
+from testbed.checks import CONFIDENTIAL, SERVING, UNIT, check_host
 from testbed.simulator import EventKind
 from testbed.stage import merge, split
 
@@ -103,7 +103,7 @@ def test_the_split_runs_in_the_one_order_that_works(stage: Stage) -> None:
         return next(event.seq for event in reversed(log) if event.kind is kind)
 
     order = [
-        ("service stopped", last(EventKind.SERVICE_STOP), last(EventKind.SERVICE_STOP)),
+        ("service stopped", *[e.seq for e in log if (e.kind, e.subject) == (EventKind.SERVICE_STOP, UNIT)] * 2),
         ("holders gone", first(EventKind.HOLDER_GONE), last(EventKind.HOLDER_GONE)),
         ("unbound and bound", first(EventKind.UNBIND), last(EventKind.BIND)),
         ("persisted", first(EventKind.PERSIST), last(EventKind.PERSIST)),
@@ -112,12 +112,14 @@ def test_the_split_runs_in_the_one_order_that_works(stage: Stage) -> None:
         ("container started", first(EventKind.CONTAINER_START), last(EventKind.CONTAINER_START)),
         ("unit written", first(EventKind.UNIT_WRITE), last(EventKind.UNIT_WRITE)),
         ("systemd reloaded", last(EventKind.SYSTEMD_RELOAD), last(EventKind.SYSTEMD_RELOAD)),
-        ("service started", first(EventKind.SERVICE_START), last(EventKind.SERVICE_START)),
+        ("service started", last(EventKind.SERVICE_START), last(EventKind.SERVICE_START)),
         ("token", first(EventKind.SERVICE_TOKEN), first(EventKind.SERVICE_TOKEN)),
         ("verified", first(EventKind.SERVER_INFO), last(EventKind.SERVER_INFO)),
     ]
     for (before, _, ended), (after, began_at, _) in itertools.pairwise(order):
         assert ended < began_at, f"{before} ({ended}) must come before {after} ({began_at}): {log}"
+    bounced = [e.kind for e in log if e.subject == "nvidia-persistenced.service"]
+    assert bounced == [EventKind.SERVICE_STOP, EventKind.SERVICE_START]
     by_device = {a: [e.kind for e in log if e.subject == a] for a in CONFIDENTIAL}
     for kinds in by_device.values():
         assert [k for k in kinds if k in (EventKind.UNBIND, EventKind.BIND)] == [EventKind.UNBIND, EventKind.BIND]

@@ -29,10 +29,17 @@ def main() -> int:
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
-    with simulator:
+    try:
+        simulator.start()
+    except OSError as error:
+        sys.stderr.write(f"the simulator cannot start: {error}\n")
+        return 1
+    try:
         sys.stdout.write(_reach(simulator))
         sys.stdout.flush()
         stop.wait()
+    finally:
+        simulator.stop()
     return 0
 
 

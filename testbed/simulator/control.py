@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from testbed.simulator.commands.call import Call
@@ -46,15 +45,17 @@ class Control:
         if task:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-        with suppress(ConnectionError):
+        try:
             request = json.loads(await reader.readline())
             reply = await self._answer(request)
             self._machine.watch.look()
             writer.write(json.dumps(reply).encode())
             await writer.drain()
-        writer.close()
-        with suppress(ConnectionError):
-            await writer.wait_closed()
+        except ConnectionError:
+            pass  # the command was killed while it waited; what it asked for is done all the same
+        finally:
+            # Also for a request that is cancelled because the host ends while an unbind hangs.
+            writer.close()
 
     async def _answer(self, request: dict[str, Any]) -> Reply:
         match request["op"]:

@@ -74,8 +74,7 @@ class NvidiaDriver(Driver):
         """`/dev/nvidiaN` of the function."""
         return f"/dev/nvidia{function.minor}"
 
-    @staticmethod
-    def _information(function: Function) -> str:
+    def _information(self, function: Function) -> str:
         fields = {
             "Model": function.model.name,
             "IRQ": "418",
@@ -86,7 +85,7 @@ class NvidiaDriver(Driver):
             "DMA Mask": "0xfffffffffffff",
             "Bus Location": function.address,
             "Device Minor": str(function.minor),
-            "GPU Firmware": "590.48.01",
+            "GPU Firmware": self.versions.version,
             "GPU Excluded": "No",
         }
         return "".join(f"{name}: \t {value}\n" for name, value in fields.items())

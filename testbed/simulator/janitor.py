@@ -7,11 +7,18 @@ gone. Everything the simulator started carries MARKER in its environment, daemon
 import os
 import shutil
 import signal
+import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
 
 VARIABLE = "GPU_TOPOLOGY_SIMULATOR"
+
+
+def watch(marker: str, folder: Path | None) -> "subprocess.Popen[bytes]":
+    """Start a janitor for this process: when this process ends, its end of the pipe closes."""
+    command = [sys.executable, "-IS", __file__, marker, *([str(folder)] if folder else [])]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
 
 
 def sweep(marker: str, *, sign: int = signal.SIGKILL) -> list[int]:

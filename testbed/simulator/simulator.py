@@ -4,15 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import shutil
 import subprocess
-import sys
-import tempfile
 import threading
-from pathlib import Path
 from typing import TYPE_CHECKING, Self, TypeVar
-
-import asyncssh
 
 from testbed.simulator import janitor
 from testbed.simulator.api import ProxmoxApi
@@ -20,6 +14,7 @@ from testbed.simulator.control import Control
 from testbed.simulator.digest import contents, digest_of, own_files
 from testbed.simulator.events import Event, EventKind, EventLog
 from testbed.simulator.faults import Faults
+from testbed.simulator.folder import Folder
 from testbed.simulator.guesthome import GuestHome
 from testbed.simulator.machine import HostMachine
 from testbed.simulator.ssh import SshServer
@@ -30,12 +25,11 @@ from testbed.simulator.world import World
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
-    from types import TracebackType
+    from pathlib import Path
 
     from testbed.simulator.sysfs import Function
 
 T = TypeVar("T")
-MARK = ".gpu-topology-simulator"
 CALL_TIMEOUT_S = 60
 
 
@@ -48,8 +42,8 @@ class Simulator:
         state: a shipped state's name, a state file's path, or a state.
         ssh_port: the SSH server's port, 0 for a free one.
         api_port: the API's port, 0 for a free one.
-        folder: where to keep the root folder and keys (`known_hosts`, `id_ed25519`, `api_token`); a temporary one by
-            default. Keys found there are used again.
+        folder: where to keep the root folder and `keys` (`known_hosts`, `id_ed25519`, `api_token`); a temporary one
+            by default. Keys found there are used again.
 
     Raises:
         ValueError: the folder holds something else.
@@ -65,22 +59,18 @@ class Simulator:
     ) -> None:
         self._state = state if isinstance(state, HostState) else load_state(state)
         self._ports = (ssh_port, api_port)
-        self._temporary = folder is None
-        self.folder = folder or Path(tempfile.mkdtemp(prefix="gpu-topology-simulator-"))
+        self._folder = Folder(folder)
         self._marker = secrets.token_hex(8)
         self._loop: asyncio.AbstractEventLoop
         self._thread: threading.Thread | None = None
         self._janitor: subprocess.Popen[bytes] | None = None
-        self._prepare_folder()
         self._build()
 
     # --------------------------------------------------------------- lifecycle
 
     def start(self) -> Self:
         """Boot the host and listen."""
-        command = [sys.executable, "-IS", janitor.__file__, self._marker]
-        command += [str(self.folder)] if self._temporary else []
-        self._janitor = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+        self._janitor = janitor.watch(self._marker, self.folder if self._folder.temporary else None)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="simulator", daemon=True)
         self._thread.start()
@@ -105,32 +95,28 @@ class Simulator:
             self._janitor.kill()
             self._janitor.communicate()
             self._janitor = None
-        if self._temporary:
-            shutil.rmtree(self.folder, ignore_errors=True)
+        self._folder.remove()
 
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
+        del error
         self.stop()
 
     async def __aenter__(self) -> Self:
         return await asyncio.to_thread(self.start)
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
+        del error
         await asyncio.to_thread(self.stop)
 
     # ----------------------------------------------------------------- surface
+
+    @property
+    def folder(self) -> Path:
+        """Where the root folder, keys and the event log are."""
+        return self._folder.path
 
     @property
     def root(self) -> Path:
@@ -150,17 +136,17 @@ class Simulator:
     @property
     def host_key(self) -> str:
         """The host's public key, one line in authorized_keys format."""
-        return (self._keys / "host_key.pub").read_text().strip()
+        return self._folder.host_key
 
     @property
     def known_hosts(self) -> Path:
         """A known_hosts file with the host's key."""
-        return self._keys / "known_hosts"
+        return self._folder.known_hosts
 
     @property
     def identity_file(self) -> Path:
         """The private key that root may log in with."""
-        return self._keys / "id_ed25519"
+        return self._folder.identity_file
 
     @property
     def api_url(self) -> str:
@@ -170,7 +156,7 @@ class Simulator:
     @property
     def api_certificate(self) -> Path:
         """The API's self-signed certificate."""
-        return self._keys / "api.crt"
+        return self._folder.keys / "api.crt"
 
     @property
     def api_token(self) -> str:
@@ -191,6 +177,10 @@ class Simulator:
     def commands(self) -> int:
         """How many commands were run over SSH."""
         return self._ssh.commands
+
+    def listen(self, callback: Callable[[Event], None]) -> None:
+        """Call a function after each further event, on the simulator's own thread: it must not wait for the host."""
+        self._run(lambda: self._log.listeners.append(callback))
 
     def events(self, *kinds: EventKind) -> list[Event]:
         """The events of some kinds, oldest first."""
@@ -222,34 +212,18 @@ class Simulator:
 
     # --------------------------------------------------------------- internals
 
-    def _prepare_folder(self) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        if any(self.folder.iterdir()) and not (self.folder / MARK).is_file():
-            raise ValueError(f"{self.folder} holds something else than a simulator's files: give an empty folder")
-        (self.folder / MARK).touch()
-        for name in ("root", "host"):
-            shutil.rmtree(self.folder / name, ignore_errors=True)
-            (self.folder / name).mkdir()
-        self._keys = self.folder
-        for name in ("host_key", "id_ed25519"):
-            if not (self._keys / name).is_file():
-                key = asyncssh.generate_private_key("ssh-ed25519", comment="simulator")
-                (self._keys / name).touch(mode=0o600)
-                key.write_private_key(str(self._keys / name))
-                key.write_public_key(str(self._keys / f"{name}.pub"))
-
     def _build(self) -> None:
         socket = f"gpu-topology-simulator-{self._marker}"
         mark = {janitor.VARIABLE: self._marker}
-        self._tree = Tree(self.folder / "root")
+        self._tree = Tree(self._folder.root)
         self._log = EventLog(self.folder / "events.jsonl")
         self._changed = Signal()
         self.faults = Faults(self, self._run)
         world = World(state=self._state, tree=self._tree, log=self._log, faults=self.faults, changed=self._changed)
         self._machine = HostMachine(world, socket, mark)
-        self._home = GuestHome(self.folder / "host", self._tree, socket)
+        self._home = GuestHome(self._folder.host, self._tree, socket)
         self._control = Control(self._machine)
-        self._ssh = SshServer(self._tree, self._log, {**self._home.environment(self._tree), **mark}, self._keys)
+        self._ssh = SshServer(self._tree, self._log, {**self._home.environment(self._tree), **mark}, self._folder)
         self._api = ProxmoxApi(self._machine)
         self._log.listeners.append(self._after)
 
@@ -257,8 +231,8 @@ class Simulator:
         await self._control.start()
         await self._machine.install()
         await self._ssh.start(self._ports[0])
-        self.known_hosts.write_text(f"[127.0.0.1]:{self.ssh_port} {self.host_key}\n")
-        await self._api.start(self._keys, self._ports[1])
+        await self._api.start(self._folder.keys, self._ports[1])
+        self._folder.tell(self.ssh_port, self.api_url, self.api_token)
 
     async def _stop(self) -> None:
         await self._ssh.stop()

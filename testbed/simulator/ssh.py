@@ -13,11 +13,10 @@ import asyncssh
 from testbed.simulator.events import EventKind
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from asyncssh.channel import SSHChannel
 
     from testbed.simulator.events import EventLog
+    from testbed.simulator.folder import Folder
     from testbed.simulator.tree import Tree
 
 LOOPBACK = "127.0.0.1"
@@ -28,8 +27,8 @@ CHUNK = 1 << 16
 class SshServer:
     """One port on loopback; `connections` and `commands` count what it accepted and ran."""
 
-    def __init__(self, tree: Tree, log: EventLog, environment: dict[str, str], keys: Path) -> None:
-        self.tree, self.log, self.environment, self.keys = tree, log, environment, keys
+    def __init__(self, tree: Tree, log: EventLog, environment: dict[str, str], folder: Folder) -> None:
+        self.tree, self.log, self.environment, self.folder = tree, log, environment, folder
         self.connections = 0
         self.commands = 0
         self.port = 0
@@ -44,8 +43,8 @@ class SshServer:
             LOOPBACK,
             port,
             server_factory=lambda: _Session(self),
-            server_host_keys=[str(self.keys / "host_key")],
-            authorized_client_keys=str(self.keys / "id_ed25519.pub"),
+            server_host_keys=[str(self.folder.host_key_file)],
+            authorized_client_keys=f"{self.folder.identity_file}.pub",
             encoding=None,
             line_editor=False,
             reuse_address=True,

@@ -73,6 +73,7 @@ class Manager:
         self.tree, self.log, self.launcher = tree, log, launcher
         self.base, self.container = base, container
         self.units: dict[str, Unit] = {}
+        self._journals: dict[str, list[str]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     # ----------------------------------------------------------------- lookup
@@ -94,7 +95,7 @@ class Manager:
         """The unit, loaded from disk if systemd does not have it in memory yet."""
         full = name if "." in name else f"{name}.service"
         if full not in self.units and self.fragment(full):
-            self.units[full] = self._load(Unit(full))
+            self.units[full] = self._load(Unit(full, journal=self._journals.setdefault(full, [])))
         return self.units.get(full)
 
     def need(self, name: str) -> Unit:
@@ -210,7 +211,7 @@ class Manager:
                     unit.journal.append(str(error))
 
     async def shut_down(self) -> None:
-        """Stop every unit, and forget all of them."""
+        """Stop every unit, and forget all of them; journals are on disk and stay."""
         await asyncio.gather(*(self.stop(unit) for unit in self.units.values()))
         for task in tuple(self._tasks):
             task.cancel()

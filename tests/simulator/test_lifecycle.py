@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -80,8 +81,23 @@ def test_command_ends_with_sigterm(tmp_path: Path) -> None:
     with running(tmp_path, "--dir", str(tmp_path / "host")) as process:
         process.terminate()
         assert process.wait() == 0
-    assert (tmp_path / "host/known_hosts").read_text().startswith("[127.0.0.1]:")
-    assert (tmp_path / "host/id_ed25519").stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "host/keys/known_hosts").read_text().startswith("[127.0.0.1]:")
+    assert (tmp_path / "host/keys/id_ed25519").stat().st_mode & 0o777 == 0o600
+    assert "PROXMOX_VE_API_TOKEN='root@pam!" in (tmp_path / "host/env").read_text()
+
+
+def test_taken_port_is_told_without_traceback(tmp_path: Path) -> None:
+    """A port that something else listens on ends the command with one message, and leaves nothing."""
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        command = [sys.executable, "-m", "testbed.simulator", "--port", str(other.getsockname()[1])]
+        environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(REPOSITORY)}
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 1
+    assert "the simulator cannot start" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.iterdir())
 
 
 def test_given_folder_keeps_its_keys(tmp_path: Path) -> None:

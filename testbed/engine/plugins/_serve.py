@@ -258,6 +258,7 @@ async def start(plugin: Plugin) -> tuple[Any, int]:
 
 async def serve(plugin: Plugin) -> None:
     """Serve until the engine ends this process or is gone, after printing the port, as the engine expects."""
+    parent = os.getppid()  # before the engine can know of this process, and so be gone again
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -265,7 +266,6 @@ async def serve(plugin: Plugin) -> None:
     server, port = await start(plugin)
     sys.stdout.write(f"{port}\n")
     sys.stdout.flush()
-    parent = os.getppid()
     while not ended.is_set() and os.getppid() == parent:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(ended.wait(), _PARENT_CHECK_S)

@@ -15,7 +15,7 @@ from typing import IO, Any
 from ruamel.yaml import YAML
 
 from testbed.engine.cache import REPOSITORY, Cache, find_cache
-from testbed.engine.environment import engine_environment
+from testbed.engine.environment import engine_environment, locate
 
 PROJECT = "gpu-topology"
 Change = Callable[[dict[str, Any]], None]
@@ -99,15 +99,15 @@ class Workspace:
 
     def preview(self, *arguments: str, check: bool = False, echo: IO[str] | None = None) -> Run:
         """`pulumi preview`."""
-        return self.pulumi("preview", "--stack", self.stack, *arguments, check=check, echo=echo)
+        return self._run("preview", *arguments, check=check, echo=echo)
 
     def up(self, *arguments: str, check: bool = False, echo: IO[str] | None = None) -> Run:
         """`pulumi up`."""
-        return self.pulumi("up", "--yes", "--stack", self.stack, *arguments, check=check, echo=echo)
+        return self._run("up", "--yes", *arguments, check=check, echo=echo)
 
     def destroy(self, *arguments: str, check: bool = False, echo: IO[str] | None = None) -> Run:
         """`pulumi destroy`."""
-        return self.pulumi("destroy", "--yes", "--stack", self.stack, *arguments, check=check, echo=echo)
+        return self._run("destroy", "--yes", *arguments, check=check, echo=echo)
 
     def export(self) -> dict[str, Any]:
         """`pulumi stack export`."""
@@ -121,6 +121,9 @@ class Workspace:
         value: dict[str, Any] = json.loads(run.output)
         return value
 
+    def _run(self, *arguments: str, check: bool, echo: IO[str] | None) -> Run:
+        return self.pulumi(*arguments, "--stack", self.stack, "--suppress-progress", check=check, echo=echo)
+
     def _stack_exists(self) -> bool:
         return any((self.folder / "state").rglob(f"{self.stack}.json"))
 
@@ -129,7 +132,14 @@ class Workspace:
             "name": PROJECT,
             "runtime": {"name": "python", "options": {"virtualenv": str(self._cache.venv)}},
         }
-        _dump(self.folder / "Pulumi.yaml", project)
+        engine = locate(self._cache)
+        # Named here, a plugin is not looked for on PATH, where the engine would warn of each one at each run.
+        stand_ins = [
+            {"name": name, "path": str(piece.path.parent)}
+            for name, piece in (("command", engine.command), ("proxmoxve", engine.proxmoxve))
+            if piece.is_stand_in and piece.path is not None
+        ]
+        _dump(self.folder / "Pulumi.yaml", project | ({"plugins": {"providers": stand_ins}} if stand_ins else {}))
         program = self.folder / "__main__.py"
         if not program.exists():
             program.symlink_to(REPOSITORY / "__main__.py")

@@ -54,7 +54,7 @@ class Narrator:
         shown = " ".join(part.removeprefix(f"{REPOSITORY}/") for part in arguments)
         self._console.print(f"\n[bold cyan]$ pulumi {verb} {shown}")
         began = time.monotonic()
-        run = getattr(workspace, verb)(*arguments, echo=sys.stdout)
+        run = getattr(workspace, verb)(*arguments, "--suppress-outputs", echo=sys.stdout)
         self._console.print(f"[dim]exit {run.status}, {time.monotonic() - began:.1f} s")
         if run.status != 0:
             raise DemoError(f"`pulumi {verb}` ended with {run.status}")

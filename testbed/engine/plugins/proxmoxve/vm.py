@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from testbed.engine.plugins.proxmoxve.connection import Connection
 
 _RESIZE_LIMIT_S = 300
+_GRACE_S = 30
 _COMPUTED = ("ipv4Addresses", "ipv6Addresses", "networkInterfaceNames", "macAddresses")
 
 
@@ -70,7 +71,8 @@ class VmLegacy(Resource):
     async def read(self, job: Job, identifier: str, state: Props, inputs: Props) -> tuple[Props, Props] | None:  # noqa: ARG002
         """The VM as it is, on whichever node it is; None if it is gone."""
         guests: list[dict[str, Any]] = await self._connection.api.get("/cluster/resources", type="vm")
-        node = next((guest["node"] for guest in guests if str(guest["vmid"]) == identifier), None)
+        found = (guest["node"] for guest in guests if guest["type"] == "qemu" and str(guest["vmid"]) == identifier)
+        node = next(found, None)
         if node is None:
             return None
         known = state | {"vmId": int(identifier), "nodeName": node}
@@ -133,7 +135,9 @@ class VmLegacy(Resource):
         form = {"forceStop": 1, "timeout": seconds} if action == "shutdown" else {}
         form |= {"timeout": seconds} if action == "reboot" else {}
         path = f"/nodes/{vm['nodeName']}/qemu/{vm['vmId']}/status/{action}"
-        await self._connection.api.finish(await self._connection.api.post(path, form), seconds)
+        upid = await self._connection.api.post(path, form)
+        # Proxmox itself gives up after these seconds, or stops the VM by force, which takes a moment more.
+        await self._connection.api.finish(upid, seconds + _GRACE_S)
 
     async def _read_back(self, vm: Props, inputs: Props) -> Props:
         path = f"/nodes/{vm['nodeName']}/qemu/{vm['vmId']}"

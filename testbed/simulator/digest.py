@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from testbed.simulator.machine import HostMachine
 
 OWN = ("var/lib/gpu-topology", "usr/local/lib/gpu-topology-agent.pyz", "run/lock/gpu-topology.lock")
-# Locks are taken and left; caches and temporary files of python3 and the shell are nobody's state.
-IGNORED = ("run/lock", "root", "tmp", "proc/uptime")
+IGNORED = ("run/lock",)  # locks are taken and left
 
 
 def contents(machine: HostMachine) -> dict[str, str]:

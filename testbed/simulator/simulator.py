@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import subprocess
 import threading
 from typing import TYPE_CHECKING, Self, TypeVar
 
@@ -24,6 +23,7 @@ from testbed.simulator.waiting import Signal
 from testbed.simulator.world import World
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Callable, Coroutine
     from pathlib import Path
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from testbed.simulator import Simulator
+from testbed.simulator import Event, EventKind, Simulator
 from testbed.simulator.fixtures import run, wait_until
 from testbed.simulator.janitor import VARIABLE
 
@@ -126,6 +126,17 @@ def test_events_are_in_a_file_too(tmp_path: Path) -> None:
         count = len(host.log)
         assert len((tmp_path / "events.jsonl").read_text().splitlines()) == count
         assert [e.seq for e in host.log] == list(range(1, count + 1))
+
+
+def test_listeners_hear_every_event() -> None:
+    """A listener is called with each event, in order, as it happens."""
+    heard: list[Event] = []
+    with Simulator() as host:
+        host.listen(heard.append)
+        before = len(host.log)
+        run(host, "systemctl daemon-reload; systemctl daemon-reload")
+        assert heard == host.log[before:]
+        assert [e.kind for e in heard].count(EventKind.SYSTEMD_RELOAD) == 2
 
 
 async def _use() -> tuple[str, Path]:

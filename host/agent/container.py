@@ -40,7 +40,9 @@ def container(operation: Operation, request: Request) -> dict[str, Json]:
     text_right = lxc_config.passes_exactly(config, wanted)
     change = None if text_right else partial(_rewrite, operation, target, config, wanted, style)
     if running and not (text_right and live_right):
-        restart(operation, target, request.texts("units"), change)
+        # A unit for as many GPUs as before may come up by itself; else it is for cards that are gone, or too few.
+        resized = len(config.minors) != len(wanted.minors)
+        restart(operation, target, request.texts("units") if resized else (), change)
     else:
         if change:
             change()

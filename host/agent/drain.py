@@ -12,7 +12,7 @@ from .guests import container_config, need_inside, shut_down, status, vm_config
 from .holders import Holder, find_holders
 from .pci import NVIDIA, VFIO, Address, Pci
 from .request import Managed, Request, Service
-from .result import FailedError, Json, RefusedError
+from .result import BadRequestError, FailedError, Json, RefusedError
 from .vm_config import refers_to
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Limits:
 
 def drain(operation: Operation, request: Request) -> dict[str, Json]:
     """Stop the managed holders of the devices that are about to change their driver."""
-    driver, devices = request.text("driver"), request.addresses("devices")
+    driver, devices = known_driver(request), request.addresses("devices")
     pci = Pci(operation.system.root)
     need_devices(pci, devices)
     changing = [device for device in devices if pci.driver(device) != driver]
@@ -53,6 +53,14 @@ def drain(operation: Operation, request: Request) -> dict[str, Json]:
     record_revision(operation, f"drain:{request.text('pool')}", request)
     operation.ledger.manage(request.managed())
     return {"drained": [*stopped]}
+
+
+def known_driver(request: Request) -> str:
+    """The request's driver, one of the two that a pool can be on."""
+    driver = request.text("driver")
+    if driver not in (NVIDIA, VFIO):
+        raise BadRequestError(f"field driver is {driver!r}: it must be {NVIDIA} or {VFIO}")
+    return driver
 
 
 def record_revision(operation: Operation, key: str, request: Request) -> None:

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 COMMANDS_LIMIT = 8.0
 """Seconds for all commands together; a healthy host needs about one, a wedged nvidia-smi is cut off here."""
 VERSION = "v1"
+PRIVATE = ("found", "previous", "outdated")
+"""What only the agent needs of its ledger: whole files as they were found, secrets in them included."""
 
 
 def facts(system: System, request: Request) -> dict[str, Json]:
@@ -58,7 +60,7 @@ def facts(system: System, request: Request) -> dict[str, Json]:
         "containers": container_facts(system, request.numbers("containers"), answers.get("pct")),
         "vms": vm_facts(system, request.numbers("vms"), answers.get("qm")),
         "services": service_facts(system, services, done[len(general) :], COMMANDS_LIMIT),
-        "ledger": Ledger(root).data,
+        "ledger": {key: value for key, value in Ledger(root).data.items() if key not in PRIVATE},
         "errors": errors,
     }
 

@@ -138,16 +138,17 @@ def passes_exactly(config: Config, wanted: Wanted) -> bool:
     """Whether the container is given exactly the wanted GPUs, in whatever style and order."""
     if config.minors != wanted.minors or (wanted.minors and not config.nodes.issuperset(NEEDED)):
         return False
-    rules = {line.cgroup for line in config.lines if line.cgroup and line.cgroup[0] == wanted.major}
+    allowed = {line.cgroup[1] for line in config.lines if line.cgroup and line.cgroup[0] == wanted.major}
+    if None in allowed and not wanted.owns_all:
+        return False
     mounted = any(line.raw and line.node for line in config.lines)
-    if (wanted.major, None) in rules:
-        return wanted.owns_all
-    allowed = {minor for _, minor in rules}
     if mounted and not any(line.allows_all for line in config.lines):
         by_mount = {line.minor for line in config.lines if line.raw and line.minor is not None}
-        if not allowed >= by_mount | {255}:
+        others = {line.cgroup[0] for line in config.lines if line.cgroup and line.cgroup[1] is None}
+        opened = None in allowed or allowed >= by_mount | {255}
+        if not opened or not others >= wanted.other_majors:  # the majors beside nvidia's change with boots
             return False
-    return allowed <= wanted.minors | set(CONTROL_MINORS)
+    return allowed <= {None, *wanted.minors, *CONTROL_MINORS}
 
 
 def with_raw(config: Config, wanted: Wanted) -> Config:

@@ -75,7 +75,7 @@ class System:
     ) -> Completed:
         """Run a command to its end or its limit in seconds.
 
-        Progress lines tell that it still runs; `watch` is called with them and may raise to stop the waiting.
+        Progress lines tell that it still runs; `watch` is called in their place and may raise to stop the waiting.
         """
         running = _Running(argv, stdin)
         started = told = time.monotonic()
@@ -86,9 +86,10 @@ class System:
                     break
                 if now - told >= PROGRESS_EVERY:
                     told = now
-                    self.progress(f"still waiting for {argv[0]} {argv[1] if argv[1:] else ''} ({now - started:.0f} s)")
                     if watch:
                         watch()
+                    else:
+                        self.progress(f"still waiting for `{' '.join(argv)[:60]}` ({now - started:.0f} s)")
             return running.collect()
         finally:
             running.kill()

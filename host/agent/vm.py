@@ -11,6 +11,7 @@ from .drain import record_revision
 from .guests import VMS, shut_down, status, vm_config
 from .holders import find_holders
 from .pci import VFIO, Address, Pci, slot_of
+from .request import Request
 from .result import BadRequestError, FailedError, Json, RefusedError
 from .vm_config import MAPPINGS, MOST_ENTRIES, hostpci, mappings, options, paths_of, same_meaning
 
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from .operation import Operation
-    from .request import Request
     from .system import System
 
 START_LIMIT = 600.0
@@ -40,10 +40,10 @@ def vm(operation: Operation, request: Request) -> dict[str, Json]:
         # Proxmox would take them from their driver by itself when the VM starts, in use or not.
         raise RefusedError(f"{', '.join(elsewhere)} is not on {VFIO}: bind the pool of VM {vmid} first")
     now = hostpci(text)
-    ours = own_entries(system, now, mapping, devices)
+    ours = own_entries(system, now, (mapping,), devices)
     wanted = _entries(now, ours, value, request.number("count", len(devices)))
     state = status(system, "qm", vmid)
-    operation.ledger.note_found(f"vm:{vmid}", {"hostpci": dict(ours), "status": state})
+    _note_found(operation, vmid, ours, state, mapping)
     sets = {key: entry for key, entry in wanted.items() if key not in now or not same_meaning(now[key], entry)}
     deletes = [key for key in ours if key not in wanted]
     running = state == "running"
@@ -69,7 +69,8 @@ def vm_release(operation: Operation, request: Request) -> dict[str, Json]:
         before = entry["hostpci"] if isinstance(entry["hostpci"], dict) else {}
         found = {key: str(value) for key, value in before.items()}
         now = hostpci(text)
-        ours = own_entries(system, now, "", ())
+        # A mapping that is deleted by now says nothing of its devices; its name does.
+        ours = own_entries(system, now, Request.of(entry).texts("mappings"), ())
         sets = {key: value for key, value in found.items() if key not in now or (key in ours and now[key] != value)}
         deletes = [key for key in ours if key not in found]
         if sets or deletes:
@@ -94,18 +95,26 @@ def need_vm(system: System, vmid: int) -> str:
     return text
 
 
-def own_entries(system: System, entries: Mapping[str, str], mapping: str, devices: Iterable[Address]) -> dict[str, str]:
-    """The hostpci entries that refer to GPUs: through our mapping, or to a display controller or its slot."""
-    pci = Pci(system.root)
+def own_entries(
+    system: System, entries: Mapping[str, str], names: Iterable[str], devices: Iterable[Address]
+) -> dict[str, str]:
+    """The hostpci entries that refer to GPUs: by a mapping of these names, or to a display controller."""
+    pci, ours = Pci(system.root), set(names)
     slots = {slot_of(address) for address in pci.all() if pci.is_display(address)} | {slot_of(one) for one in devices}
 
     def is_gpu(value: str) -> bool:
-        named = options(value).get("mapping")
-        return (named is not None and named == mapping) or any(
+        return options(value).get("mapping") in ours or any(
             path in slots or slot_of(path) in slots for path in paths_of(value, system.root)
         )
 
     return {key: value for key, value in entries.items() if is_gpu(value)}
+
+
+def _note_found(operation: Operation, vmid: int, ours: Mapping[str, str], state: str, mapping: str) -> None:
+    """Keep what was found at first touch, and the name of every mapping that we gave the VM since."""
+    operation.ledger.note_found(f"vm:{vmid}", {"hostpci": dict(ours), "status": state, "mappings": []})
+    entry = Request.of(operation.ledger.table("found")[f"vm:{vmid}"])
+    entry.fields["mappings"] = [*dict.fromkeys([*entry.texts("mappings"), mapping])]
 
 
 @dataclass(frozen=True)

@@ -72,6 +72,10 @@ class Hypervisor:
     async def agent_later(self, operation: str, request: Json | None = None, *options: str) -> Answer:
         """The same, for a test that does something meanwhile."""
         words = ["python3", f"./{AGENT}", "--root", ".", *options, operation]
+        return await self.run(" ".join(words), json.dumps(request or {}))
+
+    async def run(self, command: str, stdin: str = "") -> Answer:
+        """Run a command as root."""
         async with asyncssh.connect(
             "127.0.0.1",
             self.simulator.ssh_port,
@@ -79,7 +83,7 @@ class Hypervisor:
             client_keys=[str(self.simulator.identity_file)],
             known_hosts=None,
         ) as connection:
-            done = await connection.run(" ".join(words), input=json.dumps(request or {}))
+            done = await connection.run(command, input=stdin)
         return Answer(done.exit_status or 0, str(done.stdout), str(done.stderr))
 
     def done(self, operation: str, request: Json | None = None) -> Json:

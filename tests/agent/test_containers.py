@@ -83,6 +83,16 @@ def test_the_old_unit_does_not_come_up_with_the_container(split: Hypervisor) -> 
     assert (service["enabled"], service["active"]) == (False, "inactive")
 
 
+def test_a_unit_for_as_many_cards_as_before_comes_up_by_itself(kpro6: Hypervisor) -> None:
+    """When only minors moved, nothing else will start the service again: it stays enabled over the restart."""
+    place = kpro6.root / CONTAINER_CONFIG
+    swapped = place.read_text().replace("/dev/nvidia7 dev/nvidia7", "/dev/nvidia9 dev/nvidia9", 1)
+    place.write_text(swapped)
+    assert kpro6.done("container", container_request(NODE_0 + NODE_1))["changed"]
+    service = kpro6.facts(services=[SERVICE])["services"][0]
+    assert (service["enabled"], service["active"]) == (True, "active")
+
+
 def test_dev_style_goes_through_pct(split: Hypervisor) -> None:
     """Raw lines leave the file, and devN entries come, by address and not by the order of minors."""
     result = split.done("container", container_request(NODE_0[1:3], style="dev"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
@@ -308,6 +309,31 @@ def test_all_functions_of_a_card_go_with_it(start: Callable[..., Hypervisor]) ->
     assert host.device(audio)["driver"] == found
     assert host.device(audio)["persisted"] is None
     assert not host.done("bind", bind_request("serving", gpus, "nvidia"))["changed"]
+
+
+def test_an_audio_function_that_no_driver_knows_stays_without(start: Callable[..., Hypervisor]) -> None:
+    """A function without a driver is as wanted beside a card on nvidia, and no reason to change anything."""
+    host = start("two-functions")
+    gpus = [one["address"] for one in host.facts()["devices"] if one["minor"] is not None]
+    audio = gpus[-1][:-1] + "1"
+    asyncio.run(unbind(host, audio))
+    assert host.device(audio)["driver"] is None
+    assert not host.done("bind", bind_request("serving", gpus, "nvidia"))["changed"]
+    host.done("bind", bind_request("vm", [gpus[-1]], "vfio-pci", others=gpus[:-1]))
+    host.done("release", {"pool": "vm", "managed": {}})
+    assert host.device(audio)["driver"] is None
+
+
+async def unbind(host: Hypervisor, address: str) -> None:
+    """Take a function from its driver, as root's shell does."""
+    write = f"import os; os.write(os.open('sys/bus/pci/devices/{address}/driver/unbind', os.O_WRONLY), b'{address}')"
+    await host.run(f'python3 -c "{write}"')
+
+
+def test_an_unknown_driver_is_a_bad_request(kpro6: Hypervisor) -> None:
+    """A pool is on nvidia or on vfio-pci."""
+    for operation in ("drain", "bind"):
+        assert kpro6.agent(operation, bind_request("serving", NODE_0, "nouveau")).code == 2
 
 
 def test_check_pool_accepts_what_the_plan_saw_and_names_each_difference(kpro6: Hypervisor) -> None:

@@ -88,7 +88,8 @@ def test_waiting_for_a_command_is_told(
 
     with pytest.raises(FailedError, match="seen enough"):
         system.run("thing", limit=60, watch=watch)
-    assert "still waiting for thing" in system.stream.getvalue()  # type: ignore[attr-defined]
+    system.run("thing", limit=0.5)
+    assert "still waiting for `thing`" in system.stream.getvalue()  # type: ignore[attr-defined]
 
 
 def test_commands_run_side_by_side(files: Files, commands: Callable[[str, str], None]) -> None:

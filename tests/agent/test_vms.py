@@ -143,3 +143,11 @@ def test_release_gives_found_entries_back(split: Hypervisor) -> None:
     split.done("vm", vm_request(NODE_1))
     split.done("vm-release", {"vmid": 200})
     assert entries(split) == {"hostpci0": "0000:f1:00.0,pcie=1"}
+
+
+def test_release_knows_our_entries_when_their_mapping_is_gone(split: Hypervisor) -> None:
+    """A mapping that somebody deleted leaves no entry of ours behind."""
+    split.done("vm", vm_request(NODE_1, start=False))
+    (split.root / "etc/pve/mapping/pci.cfg").write_text("")
+    split.done("vm-release", {"vmid": 200})
+    assert entries(split) == {}

@@ -44,11 +44,6 @@ class ProxmoxApi:
         """Where it listens."""
         return str(self._pve.url)
 
-    @property
-    def requests(self) -> list[tuple[str, str, bytes]]:
-        """Every request seen: method, path and body, secrets taken out."""
-        return list(self._pve.requests)
-
     async def start(self, keys: Path, port: int) -> None:
         """Listen; port 0 takes a free one."""
         if not (keys / "api.crt").is_file():

@@ -47,6 +47,7 @@ class Kernel:
         self.tree.put("/dev/net/tun")
         self.drivers, self.dynamic_ids, self.removed, self._locks = {}, {}, {}, {}
         self.functions = sysfs.plug(self.state)
+        self.changed.notify()
         for function in self.functions.values():
             sysfs.show(self.tree, function, self.group_type)
         for name in ("drivers_probe", "rescan"):
@@ -201,11 +202,11 @@ class Kernel:
             if self._stuck(function):
                 function.unbinding = True
                 sysfs.block_reads(self.tree, function)
-                try:
-                    await self.changed.until(lambda: not self._stuck(function))
-                finally:
-                    sysfs.unblock_reads(self.tree, function)
-                    function.unbinding = False
+                await self.changed.until(lambda: self._forgotten(function) or not self._stuck(function))
+                if self._forgotten(function):
+                    return
+                function.unbinding = False
+                sysfs.unblock_reads(self.tree, function)
             driver.detach(function)
             sysfs.show_driver(self.tree, function, bound_to=None)
             function.driver = None
@@ -232,6 +233,10 @@ class Kernel:
     def _stuck(self, function: Function) -> bool:
         node = self.drivers[function.driver].node(function) if function.driver else None
         return function.address in self.faults.hanging or bool(node and self.processes.holders(node))
+
+    def _forgotten(self, function: Function) -> bool:
+        """Whether the machine was booted anew since."""
+        return self.functions.get(function.address) is not function
 
     def _matches(self, name: str, function: Function) -> bool:
         if function.override:

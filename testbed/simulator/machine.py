@@ -64,16 +64,16 @@ class HostMachine:
         await asyncio.wait_for(asyncio.gather(*(s.settled.wait() for s in servers)), SETTLE_S)
         self.warm = False
 
-    async def reboot(self) -> None:
-        """Power off and boot again, with what is on disk now."""
-        await self.power_off()
+    async def boot(self) -> None:
+        """Boot again after a power-off, with what is on disk now."""
         await self._boot(
             [v for v in self.containers.all if self.containers.config(v).get("onboot") == "1"],
             [v for v in self.vms.ids() if self.vms.config(v).get("onboot") == "1"],
         )
 
     async def power_off(self) -> None:
-        """Stop guests and services, and end every process."""
+        """Stop guests and services, and end every process; a leaked usage count does not outlive it."""
+        self.faults.hanging.clear()
         running = [c for c in self.containers.all.values() if c.running]
         await asyncio.gather(self.systemd.shut_down(), *(self.containers.stop(c.vmid) for c in running))
         self.vms.halt_all()

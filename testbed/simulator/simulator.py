@@ -237,14 +237,15 @@ class Simulator:
     async def _stop(self) -> None:
         await self._ssh.stop()
         await self._api.stop()
-        self.faults.hanging.clear()
         await self._machine.power_off()
         await self._control.stop()
         self._log.close()
 
     async def _reboot(self) -> None:
         await self._ssh.stop()
-        await self._machine.reboot()
+        await self._machine.power_off()
+        janitor.sweep(self._marker)
+        await self._machine.boot()
         await self._ssh.start(self._ssh.port)
 
     def _events(self) -> list[Event]:

@@ -120,18 +120,19 @@ class Vms:
         Raises:
             GuestError: there is no such machine, or it does not run.
         """
-        vm = self.need(vmid)
-        if vm.pid is None:
+        if not self.need(vmid).running:
             raise GuestError(f"VM {vmid} not running")
-        del self._running[vmid]
-        self.tree.drop(f"run/qemu-server/{vmid}.pid")
-        self.kernel.log.add(EventKind.VM_STOP, vmid)
-        self.kernel.processes.end(vm.pid)
+        self._halt(self._running.pop(vmid))
 
     def halt_all(self) -> None:
         """Stop every machine, as a power-off does."""
-        for vmid in tuple(self._running):
-            self.stop(vmid)
+        while self._running:
+            self._halt(self._running.popitem()[1])
+
+    def _halt(self, vm: Vm) -> None:
+        self.tree.drop(f"run/qemu-server/{vm.vmid}.pid")
+        self.kernel.log.add(EventKind.VM_STOP, vm.vmid)
+        self.kernel.processes.end(vm.pid or 0)
 
     def remove(self, vmid: int) -> None:
         """Delete a machine's configuration."""

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from testbed.simulator.fixtures import run
+from testbed.simulator.janitor import VARIABLE
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from testbed.simulator import Simulator
 
 FIRST, NEXT = "0000:81:00.0", "0000:91:00.0"
@@ -71,3 +75,18 @@ def minors_inside(simulator: Simulator) -> list[str]:
     """The GPU nodes in container 129."""
     nodes = output(simulator, "pct exec 129 -- ls /dev").split()
     return sorted(n for n in nodes if n.removeprefix("nvidia").isdigit())
+
+
+def marker_of(simulator: Simulator) -> bytes:
+    """The value by which this simulator's real processes are known."""
+    return run(simulator, f"echo ${VARIABLE}").stdout.strip().encode()
+
+
+def marked(marker: bytes) -> Iterator[int]:
+    """The PIDs of real processes that a simulator started."""
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if marker in (entry / "environ").read_bytes():
+                yield int(entry.name)
+        except OSError:
+            continue

@@ -16,7 +16,7 @@ import pytest
 
 from testbed.simulator import Event, EventKind, Simulator
 from testbed.simulator.fixtures import run, wait_until
-from testbed.simulator.janitor import VARIABLE
+from tests.simulator.host import marked, marker_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,31 +24,16 @@ if TYPE_CHECKING:
 REPOSITORY = Path(__file__).parents[2]
 
 
-def marked(marker: bytes) -> Iterator[int]:
-    """The PIDs of real processes that a simulator started."""
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            if marker in (entry / "environ").read_bytes():
-                yield int(entry.name)
-        except OSError:
-            continue
-
-
 def test_stop_leaves_nothing() -> None:
     """After the end there is no process, no folder and no listening port, daemons of its commands included."""
     with Simulator() as host:
-        marker = output_of(host, f"echo ${VARIABLE}").encode()
-        output_of(host, "setsid sleep 600 >&- 2>&- <&- &")
+        marker = marker_of(host)
+        run(host, "setsid sleep 600 >&- 2>&- <&- &")
         assert len(list(marked(marker))) >= 2
         folder, port = host.folder, host.ssh_port
     assert not list(marked(marker))
     assert not folder.exists()
     assert subprocess.run(["bash", "-c", f"</dev/tcp/127.0.0.1/{port}"], stderr=-3, check=False).returncode == 1
-
-
-def output_of(host: Simulator, command: str) -> str:
-    """What a command prints."""
-    return run(host, command).stdout.strip()
 
 
 @contextmanager

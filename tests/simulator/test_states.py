@@ -10,9 +10,21 @@ from pydantic import ValidationError
 
 from testbed.simulator import load_state
 from testbed.simulator.events import EventKind
-from testbed.simulator.fixtures import wait_until
+from testbed.simulator.fixtures import run, wait_until
 from testbed.simulator.state import STATES
-from tests.simulator.host import DEVICES, FIRST, NODE_0, NODE_1, driver_of, free, minors_inside, output, to_vfio
+from tests.simulator.host import (
+    DEVICES,
+    FIRST,
+    NODE_0,
+    NODE_1,
+    driver_of,
+    free,
+    marked,
+    marker_of,
+    minors_inside,
+    output,
+    to_vfio,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -97,6 +109,21 @@ def test_reboot_replays_overrides_and_renumbers(simulator: Simulator) -> None:
     assert minors_inside(simulator) == [f"nvidia{n}" for n in range(6)]
     assert output(simulator, "qm status 200") == "status: stopped\n"
     wait_until(lambda: "invalid device ordinal" in output(simulator, "pct exec 129 -- journalctl -u sglang-qwen -n 99"))
+
+
+def test_reboot_ends_a_hanging_unbind_and_every_command(simulator: Simulator) -> None:
+    """A reboot is the way out of an unbind that never returns; commands that ignored the hang-up are gone too."""
+    free(simulator)
+    simulator.faults.unbind_hang(FIRST)
+    script = f"import os; os.write(os.open('./sys/bus/pci/drivers/nvidia/unbind', os.O_WRONLY), b'{FIRST}')"
+    run(simulator, f'(trap "" HUP TERM; exec sleep 600) >&- 2>&- & timeout 0.3 python3 -c "{script}"')
+    before = set(marked(marker_of(simulator)))
+    simulator.reboot()
+    assert not before & set(marked(marker_of(simulator)))
+    assert driver_of(simulator, FIRST) == "nvidia"
+    assert read(simulator, FIRST, "driver_override") == "(null)"
+    simulator.faults.clear()
+    assert len(output(simulator, "nvidia-smi -L").splitlines()) == 8
 
 
 def test_reboot_honours_vfio_ids(simulator: Simulator) -> None:

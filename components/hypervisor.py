@@ -9,7 +9,7 @@ from components.agent_install import AgentInstall
 from components.confidential_vm import ConfidentialVm, ConfidentialVmArgs
 from components.gpu_pool import GpuPool, GpuPoolArgs
 from components.lxc_gpu_passthrough import LxcGpuPassthrough, LxcGpuPassthroughArgs
-from components.pci_mapping import DEFAULT_COMMENT, PciMapping, PciMappingArgs
+from components.pci_mapping import PciMapping, PciMappingArgs
 from components.sglang_service import SglangService, SglangServiceArgs
 from components.vfio_binding import VfioBinding, VfioBindingArgs
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from pulumi_proxmoxve import Provider
 
     from components.access import HostAccess
-    from topology.facts import MappingFacts
     from topology.plan import Plan
     from topology.spec import TopologySpec
 
@@ -92,17 +91,12 @@ def _mappings(args: HypervisorArgs, after: Sequence[pulumi.Resource]) -> list[pu
             PciMappingArgs(
                 mapping=mapping,
                 provider=_required(args.provider),
-                found=mapping.name in found,
-                comment=_comment(found.get(mapping.name)),
+                found=found.get(mapping.name),
                 after=after,
             ),
         ).mapped
         for mapping in args.plan.spec.mappings
     ]
-
-
-def _comment(found: MappingFacts | None) -> str:
-    return found.description if found is not None and found.description is not None else DEFAULT_COMMENT
 
 
 def _containers(spec: TopologySpec, after: Sequence[pulumi.Resource]) -> dict[int, pulumi.Resource]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pulumi
 from pulumi_proxmoxve.hardware.mapping import Pci, PciMapArgs
 
+from topology.compare import mapping_changes
 from topology.rules import check_mapping, refuse
 
 if TYPE_CHECKING:
@@ -15,19 +16,19 @@ if TYPE_CHECKING:
 
     from pulumi_proxmoxve import Provider
 
-    from topology.spec import MappingSpec
+    from topology.facts import MappingEntryFacts, MappingFacts
+    from topology.spec import MappingEntry, MappingSpec
 
 DEFAULT_COMMENT = "GPUs of one pool; written by gpu-topology"
 
 
 @dataclass(frozen=True, kw_only=True)
 class PciMappingArgs:
-    """The mapping; one that the host has already is `found`, and taken over with its own `comment`."""
+    """The mapping, and the one of that name which the host has already, if any."""
 
     mapping: MappingSpec
     provider: Provider
-    found: bool = False
-    comment: str = DEFAULT_COMMENT
+    found: MappingFacts | None = None
     after: Sequence[pulumi.Resource] = ()
 
 
@@ -42,20 +43,12 @@ class PciMapping(pulumi.ComponentResource):
         refuse(check_mapping(args.mapping))
         super().__init__("gpu-topology:index:PciMapping", name, {"mapping": asdict(args.mapping)}, opts)
         mapping = args.mapping
+        own = [_map(mapping.node, entry) for entry in mapping.entries]
         self.mapped = Pci(
             f"{name}-mapping",
             name=mapping.name,
-            comment=args.comment,
-            maps=[
-                PciMapArgs(
-                    id=entry.id,
-                    node=mapping.node,
-                    path=entry.path,
-                    iommu_group=entry.iommu_group,
-                    subsystem_id=entry.subsystem_id,
-                )
-                for entry in mapping.entries
-            ],
+            comment=DEFAULT_COMMENT if args.found is None or args.found.description is None else args.found.description,
+            maps=[*own, *_of_other_nodes(args)],
             opts=pulumi.ResourceOptions(
                 parent=self,
                 provider=args.provider,
@@ -63,7 +56,28 @@ class PciMapping(pulumi.ComponentResource):
                 # Proxmox has no rename: the provider's in-place PUT to the new name fails.
                 replace_on_changes=["name"],
                 delete_before_replace=True,
-                import_=mapping.name if args.found else None,
+                # Taken over as it is; one that differs and is in no state is Proxmox's to refuse, not ours to rewrite.
+                import_=mapping.name if _is_as_wanted(args) else None,
             ),
         )
         self.register_outputs({"name": mapping.name, "paths": [entry.path for entry in mapping.entries]})
+
+
+def _map(node: str, entry: MappingEntry | MappingEntryFacts) -> PciMapArgs:
+    return PciMapArgs(
+        id=entry.id,
+        node=node,
+        path=entry.path,
+        iommu_group=entry.iommu_group,
+        subsystem_id=entry.subsystem_id,
+    )
+
+
+def _of_other_nodes(args: PciMappingArgs) -> list[PciMapArgs]:
+    """A mapping is the whole cluster's: what it says of other nodes stays."""
+    entries = () if args.found is None else args.found.entries
+    return [_map(entry.node, entry) for entry in entries if entry.node != args.mapping.node]
+
+
+def _is_as_wanted(args: PciMappingArgs) -> bool:
+    return args.found is not None and not mapping_changes(args.found, args.mapping)

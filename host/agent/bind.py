@@ -36,7 +36,7 @@ def bind(operation: Operation, request: Request) -> dict[str, Json]:
         need_driverctl(system)
     managed, limits, unbind_limit = request.managed(), Limits.of(request), request.seconds("unbind_timeout_s", 60.0)
     moving = [address for address in changing if not wanted[address].live(now[address])]
-    drain_devices(operation, [*moving, *_moving_back(operation, pci, leaving)], managed, limits)
+    drain_devices(operation, pool, [*moving, *_moving_back(operation, pci, leaving)], managed, limits)
     operation.undo_with("start what was drained", lambda: start_drained(operation))
     _own(operation, pool, wanted, now)
     for address in changing:
@@ -45,7 +45,8 @@ def bind(operation: Operation, request: Request) -> dict[str, Json]:
         _persist(operation, address, now[address], wanted[address])
     for address in leaving:
         _hand_back(operation, address, unbind_limit)
-    start_daemons(operation)
+    _forget_missing(operation, pci)
+    start_daemons(operation, pool)
     operation.ledger.manage(managed)
     record_revision(operation, f"binding:{pool}", request)
     return {"devices": [_result(system, pci, address) for address in devices], "handed_back": [*leaving]}
@@ -56,13 +57,12 @@ def release(operation: Operation, request: Request) -> dict[str, Json]:
     pool = request.text("pool")
     pci = Pci(operation.system.root)
     leaving = [address for address in _owned(operation, pool) if pci.exists(address)]
-    drain_devices(operation, _moving_back(operation, pci, leaving), request.managed(), Limits.of(request))
+    drain_devices(operation, pool, _moving_back(operation, pci, leaving), request.managed(), Limits.of(request))
     operation.undo_with("start what was drained", lambda: start_drained(operation))
     for address in leaving:
         _hand_back(operation, address, request.seconds("unbind_timeout_s", 60.0))
-    for address in _owned(operation, pool):  # a card that was taken out of the machine
-        operation.ledger.table("devices").pop(address)
-    start_daemons(operation)
+    _forget_missing(operation, pci)
+    start_daemons(operation, pool)
     restart_pending(operation, request)
     for key in (f"binding:{pool}", f"drain:{pool}"):
         operation.ledger.table("revisions").pop(key, None)
@@ -194,6 +194,13 @@ def _hand_back(operation: Operation, address: Address, unbind_limit: float) -> N
         operation.begin(f"{address}: back to {found.driver or 'no driver'}, as found")
         _restore_both(system, address, found, unbind_limit)
     operation.ledger.table("devices").pop(address)
+
+
+def _forget_missing(operation: Operation, pci: Pci) -> None:
+    """A card that was taken out of the machine can't be handed back."""
+    table = operation.ledger.table("devices")
+    for address in [Address(key) for key in table if not pci.exists(Address(key))]:
+        table.pop(address)
 
 
 def _restore_both(system: System, address: Address, binding: Binding, unbind_limit: float) -> None:

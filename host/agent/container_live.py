@@ -168,6 +168,7 @@ def quieten(operation: Operation, target: Container, units: Iterable[str]) -> li
             operation.undo_with(f"enable {unit} in container {vmid}", undo)
             operation.begin(f"disable {unit} in container {vmid} over its restart")
             need_inside(system, vmid, "systemctl", "disable", unit)
+            operation.ledger.quieted.append({"vmid": vmid, "unit": unit})
             disabled.append(unit)
     return disabled
 
@@ -196,6 +197,7 @@ def enable(operation: Operation, target: Container, units: Iterable[str]) -> Non
     for unit in units:
         operation.begin(f"enable {unit} in container {target.vmid} as found")
         need_inside(target.system, target.vmid, "systemctl", "enable", unit)
+        operation.ledger.quieted.remove({"vmid": target.vmid, "unit": unit})
 
 
 def restart_pending(operation: Operation, request: Request) -> None:

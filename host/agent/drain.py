@@ -49,8 +49,9 @@ def drain(operation: Operation, request: Request) -> dict[str, Json]:
     pci = Pci(operation.system.root)
     need_devices(pci, devices)
     changing = [device for device in devices if pci.driver(device) != driver]
-    stopped = drain_devices(operation, changing, request.managed(), Limits.of(request))
-    record_revision(operation, f"drain:{request.text('pool')}", request)
+    pool = request.text("pool")
+    stopped = drain_devices(operation, pool, changing, request.managed(), Limits.of(request))
+    record_revision(operation, f"drain:{pool}", request)
     operation.ledger.manage(request.managed())
     return {"drained": [*stopped]}
 
@@ -77,8 +78,10 @@ def need_devices(pci: Pci, devices: Iterable[Address]) -> None:
         )
 
 
-def drain_devices(operation: Operation, devices: Iterable[Address], managed: Managed, limits: Limits) -> list[str]:
-    """Stop every managed holder of the devices; what was stopped, in words.
+def drain_devices(
+    operation: Operation, pool: str, devices: Iterable[Address], managed: Managed, limits: Limits
+) -> list[str]:
+    """Stop every managed holder of a pool's devices; what was stopped, in words.
 
     Raises RefusedError, before anything is stopped, when a holder isn't managed.
     """
@@ -89,7 +92,7 @@ def drain_devices(operation: Operation, devices: Iterable[Address], managed: Man
     managed = Managed((*managed.services, *known.services), (*managed.vms, *known.vms))
     holders = _holders_to_stop(operation, wanted, managed, limits.passing)
     stopped = []
-    for what in dict.fromkeys(_stoppable(holder, managed) for holder in holders):
+    for what in dict.fromkeys(_stoppable(holder, managed, pool) for holder in holders):
         operation.begin(f"stop {what.describe()}")
         operation.ledger.note_drained(what.entry())
         operation.undo_with(f"start {what.describe()}", partial(start_again, operation, what.entry()))
@@ -102,12 +105,12 @@ def drain_devices(operation: Operation, devices: Iterable[Address], managed: Man
 
 @dataclass(frozen=True)
 class Stoppable:
-    """A service or daemon (unit) or a VM (vmid) that can be stopped and started."""
+    """A service (unit), a VM (vmid), or a daemon (unit and the pool it was stopped for) that can be started again."""
 
     unit: str = ""
     container: int | None = None
     vmid: int | None = None
-    daemon: bool = False
+    daemon_of: str | None = None
 
     def describe(self) -> str:
         """Its name in a message."""
@@ -119,8 +122,8 @@ class Stoppable:
         """Its form in the ledger."""
         if self.vmid is not None:
             return {"kind": "vm", "vmid": self.vmid}
-        if self.daemon:
-            return {"kind": "unit", "unit": self.unit}
+        if self.daemon_of is not None:
+            return {"kind": "unit", "unit": self.unit, "pool": self.daemon_of}
         return {"kind": "service", "container": self.container, "unit": self.unit}
 
     def stop(self, operation: Operation, limit: float) -> None:
@@ -191,20 +194,24 @@ def _hindered(system: System, entry: Request) -> list[str]:
     return [address for address in gpus if address not in answered]
 
 
-def start_daemons(operation: Operation) -> None:
-    """Start the driver's daemons that a drain stopped, once devices are bound; they serve the other cards too."""
-    for entry in [one for one in operation.ledger.drained if isinstance(one, dict) and one["kind"] == "unit"]:
+def start_daemons(operation: Operation, pool: str) -> None:
+    """Start the driver's daemons that this pool's drain stopped, once its devices are bound.
+
+    They serve the other cards too. A daemon that another pool's drain stopped waits for that pool's binding, which it
+    would hold up again.
+    """
+    for entry in [one for one in operation.ledger.drained if isinstance(one, dict) and one.get("pool") == pool]:
         operation.begin(f"start {entry['unit']}")
         start_again(operation, entry)
 
 
-def _stoppable(holder: Holder, managed: Managed) -> Stoppable:
+def _stoppable(holder: Holder, managed: Managed, pool: str) -> Stoppable:
     if holder.vmid is not None:
         return Stoppable(vmid=holder.vmid)
     service: Service | None = holder.service_of(managed)
     if service is not None:
         return Stoppable(unit=service.unit, container=service.container)
-    return Stoppable(unit=holder.unit or "", daemon=True)
+    return Stoppable(unit=holder.unit or "", daemon_of=pool)
 
 
 def _holders_to_stop(

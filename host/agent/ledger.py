@@ -35,6 +35,7 @@ def empty() -> Object:
         "outdated": {},
         "drained": [],
         "pending": [],
+        "quieted": [],
         "managed": {"services": [], "vms": [], "containers": []},
         "operation": None,
     }
@@ -117,6 +118,11 @@ class Ledger:
     def pending(self) -> list[Json]:
         """Containers (vmid) whose found GPUs are not all back on the host: restarted when they are."""
         return cast("list[Json]", self.data["pending"])
+
+    @property
+    def quieted(self) -> list[Json]:
+        """Units ({vmid, unit}) that were enabled and are disabled over their container's restart."""
+        return cast("list[Json]", self.data["quieted"])
 
     def note_drained(self, entry: Object) -> None:
         """Remember that something was stopped."""

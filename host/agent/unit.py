@@ -31,7 +31,8 @@ def unit(operation: Operation, request: Request) -> dict[str, Json]:
     enabled = shown.get("UnitFileState") == "enabled"
     key = f"unit:{service.name}"
     active = shown.get("ActiveState") in ("active", "activating", "reloading")
-    operation.ledger.note_found(key, {"text": current, "enabled": enabled, "active": active})
+    quieted = {"vmid": service.container, "unit": service.unit} in operation.ledger.quieted
+    operation.ledger.note_found(key, {"text": current, "enabled": enabled or quieted, "active": active})
     if current != text:
         operation.ledger.table("previous")[key] = current
         # A process that was started before this write is outdated, to the clock tick, and whatever clocks say.
@@ -136,6 +137,9 @@ def set_enabled(operation: Operation, service: Service, *, enabled: bool) -> Non
     )
     operation.begin(f"{verb} {service.unit} in {_where(service)}")
     need_inside(system, container, "systemctl", verb, service.unit)
+    quieted: Json = {"vmid": container, "unit": service.unit}
+    if quieted in operation.ledger.quieted:
+        operation.ledger.quieted.remove(quieted)
 
 
 def replace(system: System, service: Service, path: str, text: str | None) -> None:

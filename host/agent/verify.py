@@ -10,6 +10,7 @@ from .guests import container_config, status
 from .pci import VFIO, Address, Pci, parse_address
 from .readiness import Server, ask
 from .rebind import Binding, read_binding
+from .request import Request
 from .result import AgentError, Json, RefusedError
 from .unit import show
 from .vm import need_vm
@@ -18,7 +19,6 @@ from .vm_config import hostpci, options
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .request import Request
     from .system import System
 
 
@@ -42,7 +42,8 @@ def verify(system: System, request: Request) -> dict[str, Json]:
     differences: list[str] = []
     sections: list[tuple[Request, Callable[[System, Request], list[str]]]] = []
     if request.has("service"):
-        sections.append((request.object("service"), _service))
+        key: dict[str, Json] = {"api_key": request.fields.get("api_key")}
+        sections.append((Request.of({**key, **request.object("service").fields}, "service."), _service))
     sections += [(one, _pool) for one in request.objects("pools")]
     sections += [(one, _container) for one in request.objects("containers")]
     sections += [(one, _vm) for one in request.objects("vms")]

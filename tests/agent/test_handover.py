@@ -278,6 +278,15 @@ def test_cards_of_a_pool_that_was_given_up_are_handed_back_by_the_next_bind(kpro
     assert sorted(kpro6.ledger()["devices"]) == NODE_0
 
 
+def test_a_card_that_was_taken_out_of_the_machine_is_forgotten(kpro6: Hypervisor) -> None:
+    """The ledger answers for no card that isn't there."""
+    ledger = kpro6.root / "var/lib/gpu-topology/ledger.json"
+    kpro6.done("bind", bind_request("serving", NODE_0, "nvidia"))
+    ledger.write_text(ledger.read_text().replace(NODE_0[3], "0000:99:00.0"))
+    kpro6.done("bind", bind_request("serving", NODE_0[:3], "nvidia"))
+    assert sorted(kpro6.ledger()["devices"]) == NODE_0[:3]
+
+
 def test_a_device_in_two_pools_is_a_bad_request(kpro6: Hypervisor) -> None:
     """One device has one owner."""
     answer = kpro6.agent("bind", bind_request("confidential", NODE_1, "vfio-pci", others=NODE_1[:1]))

@@ -80,6 +80,17 @@ def test_a_unit_is_enabled_as_wanted(kpro6: Hypervisor) -> None:
     assert state(kpro6) == ("active", True)
 
 
+def test_a_unit_that_a_container_s_restart_disabled_counts_as_found_enabled(kpro6: Hypervisor) -> None:
+    """A split without an adoption before: what is given back in the end is an enabled unit."""
+    shrink(kpro6)
+    assert not state(kpro6)[1]
+    kpro6.done("unit", unit_request(kpro6.unit_text().replace("--tp 8", "--tp 4")))
+    assert kpro6.ledger()["quieted"] == []
+    kpro6.done("unit-release", {**SERVICE})
+    assert state(kpro6)[1]
+    assert "--tp 8" in kpro6.unit_text()
+
+
 def test_a_unit_on_a_full_disk_is_left_as_it_was(kpro6: Hypervisor) -> None:
     """No room means no change."""
     before = kpro6.unit_text()
@@ -204,6 +215,8 @@ def test_no_secret_is_told(kpro6: Hypervisor) -> None:
     kpro6.done("unit", unit_request(text))
     good = kpro6.agent("serve", serve_request(ALL, api_key=key))
     assert good.code == 0, good.stdout
+    section = {**SERVICE, "port": 30000, "tp": 8, "gpus": 8}
+    assert kpro6.done("verify", {"service": section, "api_key": key})["checked"] == 1
     wrong = kpro6.agent("serve", serve_request(ALL, api_key="sk-also-secret"))
     assert wrong.code == 4
     assert "refuses the API key" in wrong["message"]

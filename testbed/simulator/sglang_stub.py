@@ -92,10 +92,7 @@ class Server:
                 "address already in use"
             )
         if not told.model_exists:
-            self.fail(
-                f"OSError: {arguments.model_path} is not a local folder and is not a valid model identifier "
-                "listed on 'https://huggingface.co/models'"
-            )
+            self.fail(f"OSError: {arguments.model_path} is not a local folder and is not a valid model identifier")
         if self.ranks > told.visible:
             self.fail(
                 f"[TP{told.visible}] Scheduler hit an exception: Traceback (most recent call last):",

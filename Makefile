@@ -5,10 +5,10 @@ BIN := .cache/venv/bin
 CHECKED := $(wildcard __main__.py) benchmarks cli components host policies testbed tests topology
 
 .DEFAULT_GOAL := help
-.PHONY: help setup doctor demo test simulator lint format schema clean
+.PHONY: help setup doctor demo test simulator bench lint format schema clean lab test-lab
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 12
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
 
 setup: ## get the engine, the plugins and the Python packages ready (minutes the first time, a moment after that)
 	@$(PYTHON) -m testbed.engine.setup
@@ -22,8 +22,11 @@ demo: setup ## split kpro6's GPUs, merge them and split them again, on the simul
 test: setup ## run all tests, the engine's included
 	@$(BIN)/python -m pytest -n 2
 
-simulator: setup ## start the simulated hypervisor and say how to reach it
-	@$(BIN)/python -m testbed.simulator
+simulator: setup ## start the simulated hypervisor that Pulumi.sim.yaml describes, and say how to reach it
+	@$(BIN)/python -m testbed.simulator --port 2222 --api-port 8006 --dir .cache/simulator
+
+bench: setup ## compare previews with an empty Pulumi program's, and count the visits to the host
+	@$(BIN)/python -m benchmarks.preview
 
 lint: setup ## check style and types
 	@$(BIN)/ruff check $(CHECKED)
@@ -40,3 +43,10 @@ schema: setup ## write the JSON Schema of the stack file into schema/
 clean: ## remove the clone's cache and what the tools left behind
 	@rm -rf .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+lab: setup ## boot the lab, a hypervisor in QEMU on a real kernel (needs Debian packages, and root to build its image)
+	@$(BIN)/python -m testbed.lab
+
+test-lab: setup ## run the tests that need the lab, on it and on the simulator
+	@$(BIN)/python -m testbed.lab --check
+	@GPU_TOPOLOGY_LAB=1 $(BIN)/python -m pytest tests/lab

@@ -74,7 +74,14 @@ class Folder:
         return Path(f"{self.host_key_file}.pub").read_text("utf-8").strip()
 
     def tell(self, ssh_port: int, api_url: str, api_token: str) -> None:
-        """Write how to reach the host: a known_hosts file, and what Pulumi's Proxmox provider takes from the shell."""
+        """Write how to reach the host: a known_hosts file, and what a shell needs to run Pulumi against it.
+
+        A stack of its own goes with it: the simulated host forgets everything when it is started again, and a state
+        that outlived it would speak of a host that is no more.
+        """
+        state = self.path.resolve() / "state"
+        shutil.rmtree(state, ignore_errors=True)
+        state.mkdir()
         self.known_hosts.write_text(f"[127.0.0.1]:{ssh_port} {self.host_key}\n")
         environment = self.path / "env"
         environment.touch(mode=0o600)
@@ -82,6 +89,8 @@ class Folder:
             f"export PROXMOX_VE_ENDPOINT={api_url}/\n"
             f"export PROXMOX_VE_API_TOKEN='{api_token}'\n"
             "export PROXMOX_VE_INSECURE=true\n"
+            f"export PULUMI_BACKEND_URL=file://{state}\n"
+            "export PULUMI_CONFIG_PASSPHRASE=simulator\n"
         )
 
     def remove(self) -> None:

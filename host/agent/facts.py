@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .result import Json
     from .system import System
 
-COMMANDS_LIMIT = 8.0
+COMMANDS_LIMIT = 20.0
 """Seconds for all commands together; a healthy host needs about one, a wedged nvidia-smi is cut off here."""
 VERSION = "v1"
 PRIVATE = ("found", "previous", "outdated")

@@ -22,7 +22,8 @@ class Folder:
 
     def __init__(self, given: Path | None) -> None:
         self.temporary = given is None
-        self.path = given or _temporary()
+        # Absolute, since a command on the simulated host has another working directory than the simulator.
+        self.path = (given or _temporary()).absolute()
         self.path.mkdir(parents=True, exist_ok=True)
         if any(self.path.iterdir()) and not (self.path / MARK).is_file():
             raise ValueError(f"{self.path} holds something else than a simulator's files: give an empty folder")

@@ -81,7 +81,11 @@ CASES = (
     ),
     Case(
         "facts-complete",
-        {SERVING[1]: _set("errors", [f"{SERVING[1]}: numa_node took longer than 2 s"])},
+        {
+            SERVING[1]: _set("errors", [f"{SERVING[1]}: numa_node took longer than 2 s"]),
+            "pct is not on the host's PATH": _set("errors", ["pct is not on the host's PATH"]),
+            "`qm list` did not answer": _set("errors", ["`qm list` did not answer within 20 s"]),
+        },
         (judged, _set("errors", ["nvidia-smi took longer than 2 s"])),
     ),
     Case(

@@ -151,7 +151,7 @@ DEVICE_RULES = (
     Rule("preset", "a preset named is a preset shipped", "see `gpu-topology presets`", (_S.CONFIG,)),
     # Facts
     Rule("host-name", "the host reached is the node meant", "correct host.address or host.node", (_S.FACTS,)),
-    Rule("facts-complete", "what was not readable is no declared device", "see the message", (_S.FACTS,)),
+    Rule("facts-complete", "what was not readable is no declared device or guest", "see the message", (_S.FACTS,)),
     Rule(
         "facts-partial",
         "everything on the host could be read",

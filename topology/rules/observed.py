@@ -42,7 +42,7 @@ def check_facts(topology: Topology, facts: Facts) -> tuple[Problem, ...]:
     declared = {device for pool in topology.pools.values() for device in pool.devices}
     return (
         *_host(topology, facts),
-        *_errors(declared, facts),
+        *_errors(topology, declared, facts),
         *(problem for name, pool in topology.pools.items() for problem in _pool(name, pool, facts)),
         *_guests(topology, facts),
     )
@@ -66,15 +66,19 @@ def _host(topology: Topology, facts: Facts) -> Iterator[Problem]:
         )
 
 
-def _errors(declared: set[PciAddress], facts: Facts) -> Iterator[Problem]:
+def _errors(topology: Topology, declared: set[PciAddress], facts: Facts) -> Iterator[Problem]:
+    # A guest that could not be asked looks like one without GPUs and services: planning on would restart it.
+    needed = (("pct", topology.containers), ("qm", topology.vms), ("systemctl", topology.services))
+    commands = [command for command, guests in needed if guests]
     for error in facts.errors:
-        concerned = sorted(str(device) for device in declared if str(device) in error)
+        devices = sorted(str(device) for device in declared if str(device) in error)
+        concerned = bool(devices) or any(command in error for command in commands)
         yield broken(
             "facts-complete" if concerned else "facts-partial",
-            f"device {', '.join(concerned)}" if concerned else f"host {facts.host.hostname}",
+            f"device {', '.join(devices)}" if devices else f"host {facts.host.hostname}",
             f"could not be read: {error}",
-            "what is not known of a device cannot be checked" if concerned else "a rule may have seen too little",
-            "look at `dmesg` and `nvidia-smi` on the host, and plan again",
+            "what is not known cannot be checked or compared" if concerned else "a rule may have seen too little",
+            "look at `dmesg`, `pct list`, `qm list` and `nvidia-smi` on the host, and plan again",
         )
 
 

@@ -43,7 +43,7 @@ def container_facts(system: System, asked: Iterable[int], table: Completed | Non
     configs = {vmid: container_config(system, vmid) for vmid in ids_in(system, CONTAINERS)}
     passing = {vmid for vmid, text in configs.items() if "/dev/nvidia" in main_section(text or "")}
     facts: list[Json] = []
-    for vmid in sorted(passing | set(asked)):
+    for vmid in _shown(passing, set(asked), set(configs)):
         text = configs.get(vmid)
         unprivileged = bool(re.search(r"^unprivileged:\s*1", main_section(text or ""), re.MULTILINE))
         facts.append(
@@ -65,5 +65,10 @@ def vm_facts(system: System, asked: Iterable[int], table: Completed | None) -> l
     passing = {vmid for vmid, text in configs.items() if hostpci(text or "")}
     return [
         {"vmid": vmid, "exists": vmid in configs, "status": states.get(vmid), "config": configs.get(vmid)}
-        for vmid in sorted(passing | set(asked))
+        for vmid in _shown(passing, set(asked), set(configs))
     ]
+
+
+def _shown(passing: set[int], asked: set[int], there: set[int]) -> list[int]:
+    """Guests with GPUs and those asked for; all, once one of these isn't there, to choose the right VMID from."""
+    return sorted(passing | asked if asked <= there else asked | there)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from testbed.checks import Host
+from testbed.checks import Host, check_host
 from testbed.simulator import Simulator
 from testbed.stage import workspace_on
 
@@ -26,6 +26,15 @@ class Stage:
     simulator: Simulator
     host: Host
     workspace: Workspace
+
+    def up(self, *arguments: str) -> Run:
+        """`pulumi up` that must succeed; its own preview, which other tests look at, is left out."""
+        return self.workspace.up("--skip-preview", *arguments, check=True)
+
+    def wrong(self, *, split: bool) -> list[tuple[str, object, object]]:
+        """What of the simulated host is not as the split, or the whole, must have made it."""
+        checks = check_host(self.host, self.workspace, split=split)
+        return [(check.what, check.wanted, check.seen) for check in checks if not check.ok]
 
     def refuses(self, run: Run, *parts: str) -> None:
         """Assert that a run was refused in words with all of `parts`, without a traceback."""

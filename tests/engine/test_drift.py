@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from testbed.checks import CONFIDENTIAL, UNIT, check_host
+from testbed.checks import CONFIDENTIAL, UNIT
 from testbed.stage import split
 
 if TYPE_CHECKING:
@@ -51,22 +51,22 @@ DRIFT: dict[str, tuple[Callable[[Stage], None], str]] = {
 def test_drift_shows_in_a_plain_preview_and_a_plain_up_repairs_it(stage: Stage) -> None:
     """Preview without a refresh exits 7 and names all that differs; `up` ends as wanted, with nothing left to do."""
     stage.workspace.edit(split)
-    stage.workspace.up(check=True)
+    stage.up()
     for make, _ in DRIFT.values():
         make(stage)
     preview = stage.workspace.preview("--expect-no-changes")
     assert preview.status == 7, preview.output
     unsaid = [drift for drift, (_, said) in DRIFT.items() if said not in preview.text]
     assert not unsaid, preview.output
-    stage.workspace.up(check=True)
-    assert not [check for check in check_host(stage.host, stage.workspace, split=True) if not check.ok]
+    stage.up()
+    assert not stage.wrong(split=True)
     assert stage.workspace.preview("--expect-no-changes").status == 0
 
 
 def test_a_refresh_sees_drift_as_well(stage: Stage) -> None:
     """`preview --refresh` shows what was observed instead of what was applied, for a binding and a mapping."""
     stage.workspace.edit(split)
-    stage.workspace.up(check=True)
+    stage.up()
     _unpersist(stage)
     mapping = stage.simulator.root / "etc/pve/mapping/pci.cfg"
     mapping.write_text(mapping.read_text().replace("iommugroup=93", "iommugroup=94"))
@@ -74,5 +74,5 @@ def test_a_refresh_sees_drift_as_well(stage: Stage) -> None:
     assert preview.status == 7, preview.output
     assert "after a boot the default driver" in preview.text, preview.output
     assert "94" in preview.text, preview.output
-    stage.workspace.up("--refresh", check=True)
-    assert not [check for check in check_host(stage.host, stage.workspace, split=True) if not check.ok]
+    stage.up("--refresh")
+    assert not stage.wrong(split=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from testbed.checks import CONFIDENTIAL, UNIT, check_host
+from testbed.checks import CONFIDENTIAL, UNIT
 from testbed.simulator import Event, EventKind
 from testbed.stage import split
 
@@ -27,26 +27,26 @@ def _await(stage: Stage, kind: EventKind, after: int) -> None:
 
 
 def _assert_split(stage: Stage) -> None:
-    assert not [check for check in check_host(stage.host, stage.workspace, split=True) if not check.ok]
+    assert not stage.wrong(split=True)
     assert stage.workspace.preview("--expect-no-changes").status == 0
 
 
 def test_a_run_killed_in_the_middle_of_the_rebind_is_finished_by_the_next(stage: Stage) -> None:
     """SIGKILL of the whole process tree while devices move; the next `up` reaches the split."""
-    stage.workspace.up(check=True)
+    stage.up()
     stage.workspace.edit(split)
     began = len(stage.simulator.log)
     process = stage.workspace.start("up", "--yes", "--stack", "sim")
     _await(stage, EventKind.BIND, began)
     stage.workspace.kill(process)
     assert process.returncode != 0
-    stage.workspace.up(check=True)
+    stage.up()
     _assert_split(stage)
 
 
 def test_a_hang_in_nccl_is_caught_and_named(stage: Stage) -> None:
     """Without the P2P setting the server hangs; the deadline catches it, and the message names NCCL P2P."""
-    stage.workspace.up(check=True)
+    stage.up()
     stage.workspace.edit(split)
     stage.workspace.topology["services"]["sglang-qwen"]["readiness"] = {"deadline": 12, "tokenTimeout": 5}
     folder = stage.simulator.root / f"var/lib/lxc/129/rootfs/etc/systemd/system/{UNIT}.d"
@@ -64,26 +64,26 @@ def test_a_hang_in_nccl_is_caught_and_named(stage: Stage) -> None:
 
 def test_a_foreign_process_is_never_killed(stage: Stage) -> None:
     """A process that nobody manages on a GPU that must move: refused with its PID, nothing stopped or moved."""
-    stage.workspace.up(check=True)
+    stage.up()
     pid = stage.simulator.faults.foreign_process(CONFIDENTIAL[0])
     found = stage.simulator.contents()
     stage.workspace.edit(split)
     stage.refuses(stage.workspace.up(), str(pid), CONFIDENTIAL[0])
     assert stage.simulator.contents() == found
     stage.simulator.faults.end_process(pid)
-    stage.workspace.up(check=True)
+    stage.up()
     _assert_split(stage)
 
 
 def test_a_bind_that_fails_is_undone_and_the_service_runs_again(stage: Stage) -> None:
     """vfio-pci refuses one card: all four go back to nvidia, the drained service is started, the next `up` splits."""
-    stage.workspace.up(check=True)
+    stage.up()
     stage.workspace.edit(split)
     stage.simulator.faults.bind_fail(CONFIDENTIAL[2], "vfio-pci")
     stage.refuses(stage.workspace.up(), CONFIDENTIAL[2], "failed and was undone")
     assert {stage.host.driver(address) for address in CONFIDENTIAL} == {"nvidia"}
     stage.simulator.faults.clear()
-    stage.workspace.up(check=True)
+    stage.up()
     _assert_split(stage)
 
 
@@ -92,7 +92,7 @@ def test_a_destroy_gives_everything_back_as_it_was_found(stage: Stage) -> None:
     found = stage.simulator.contents()
     text = stage.host.unit()
     stage.workspace.edit(split)
-    stage.workspace.up(check=True)
+    stage.up()
     stage.workspace.destroy(check=True)
     assert stage.simulator.own_files() == []
     assert stage.host.unit() == text

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from testbed.checks import CONFIDENTIAL, SERVING, UNIT, check_host
+from testbed.checks import CONFIDENTIAL, SERVING, UNIT
 from testbed.simulator import EventKind
 from testbed.stage import merge, split
 
@@ -19,11 +19,6 @@ pytestmark = [pytest.mark.engine, pytest.mark.simulator]
 STARTS = (EventKind.SERVICE_START, EventKind.SERVICE_STOP, EventKind.CONTAINER_START, EventKind.BIND, EventKind.UNBIND)
 
 
-def _wrong(stage: Stage, *, split_: bool) -> list[tuple[str, object, object]]:
-    checks = check_host(stage.host, stage.workspace, split=split_)
-    return [(check.what, check.wanted, check.seen) for check in checks if not check.ok]
-
-
 def _topology(export: dict[str, Any]) -> dict[str, Any]:
     resources = export["deployment"]["resources"]
     found: dict[str, Any] = next(r["outputs"]["topology"] for r in resources if r["type"] == "pulumi:pulumi:Stack")
@@ -33,16 +28,16 @@ def _topology(export: dict[str, Any]) -> dict[str, Any]:
 def test_adopting_changes_nothing_on_the_host(stage: Stage) -> None:
     """The first `up` of a host that is as wanted by meaning leaves every file and process of it alone."""
     found, events = stage.simulator.contents(), len(stage.simulator.events(*STARTS))
-    stage.workspace.up(check=True)
+    stage.up()
     assert stage.simulator.contents() == found
     assert len(stage.simulator.events(*STARTS)) == events
-    assert not _wrong(stage, split_=False)
+    assert not stage.wrong(split=False)
     assert stage.workspace.preview("--expect-no-changes").status == 0
 
 
 def test_split_merge_and_split_again(stage: Stage) -> None:
     """The split shows all that follows in its preview, and it and its reverse leave the host as each must be."""
-    stage.workspace.up(check=True)
+    stage.up()
     whole = _topology(stage.workspace.export())
 
     stage.workspace.edit(split)
@@ -57,8 +52,8 @@ def test_split_merge_and_split_again(stage: Stage) -> None:
         "sglang-qwen-serving replace",
     ):
         assert said in preview.text, preview.output
-    stage.workspace.up(check=True)
-    assert not _wrong(stage, split_=True)
+    stage.up()
+    assert not stage.wrong(split=True)
     assert stage.workspace.preview("--expect-no-changes").status == 0
     assert stage.workspace.preview("--refresh", "--expect-no-changes").status == 0
 
@@ -71,29 +66,29 @@ def test_split_merge_and_split_again(stage: Stage) -> None:
     assert whole["services"]["sglang-qwen"]["unitHash"] != halves["services"]["sglang-qwen"]["unitHash"]
 
     stage.workspace.edit(merge)
-    stage.workspace.up(check=True)
-    assert not _wrong(stage, split_=False)
+    stage.up()
+    assert not stage.wrong(split=False)
     assert stage.workspace.preview("--expect-no-changes").status == 0
 
     stage.workspace.edit(split)
-    stage.workspace.up(check=True)
-    assert not _wrong(stage, split_=True)
+    stage.up()
+    assert not stage.wrong(split=True)
 
 
 def test_a_first_up_may_split_at_once(stage: Stage) -> None:
     """A host that was never adopted is split by its first `up`; the running service is drained, not refused."""
     stage.workspace.edit(split)
-    stage.workspace.up(check=True)
-    assert not _wrong(stage, split_=True)
+    stage.up()
+    assert not stage.wrong(split=True)
     assert stage.workspace.preview("--expect-no-changes").status == 0
 
 
 def test_the_split_runs_in_the_one_order_that_works(stage: Stage) -> None:
     """Stop, holders gone, unbind, bind, persist, mapping, container, unit, reload, start, token, verify."""
-    stage.workspace.up(check=True)
+    stage.up()
     began = len(stage.simulator.log)
     stage.workspace.edit(split)
-    stage.workspace.up(check=True)
+    stage.up()
     log = stage.simulator.log[began:]
 
     def first(kind: EventKind) -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from .facts_services import NCCL_CONF, assignments
 from .guests import run_inside
 from .pci import Address, parse_address
-from .processes import unit_environment
+from .processes import allowed, unit_environment
 from .result import BadRequestError, Json
 
 if TYPE_CHECKING:
@@ -159,5 +159,5 @@ def diagnose(system: System, suspect: Suspect) -> Diagnosis:
     lines = journal(system, service, JOURNAL_LINES, suspect.secret)
     seen = loads(system, suspect.devices)
     conf = run_inside(system, service.container, "cat", NCCL_CONF)
-    environment = assignments(conf.out if conf.ok else "") | unit_environment(system, service)
+    environment = assignments(conf.out if conf.ok else "") | allowed(unit_environment(system, service))
     return Diagnosis(suspect, lines, seen, environment)

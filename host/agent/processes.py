@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import os
 import re
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from .holders import hide_secrets, process_place
@@ -57,11 +58,10 @@ def process(system: System, pid: int, limit: float = 1.0) -> dict[str, Json] | N
     argv, environment, stat = (answers.get(name) for name in ("argv", "environment", "stat"))
     if not argv:
         return None
-    pairs = dict(pair.split("=", 1) for pair in str(environment or "").split("\0") if "=" in pair)
     started = started_at(system, str(stat or ""))
     return {
         "argv": cast("list[Json]", hide_secrets(str(argv).rstrip("\0").split("\0"))),
-        "environment": cast("dict[str, Json]", allowed(pairs)),
+        "environment": cast("dict[str, Json]", allowed(_variables(str(environment or "")))),
         "started": started.isoformat(timespec="seconds") if started else None,
     }
 
@@ -90,10 +90,15 @@ def unit_pids(system: System, service: Service) -> list[int]:
 
 
 def unit_environment(system: System, service: Service) -> dict[str, str]:
-    """The allowed environment of the unit's processes; that of the oldest wins, which is the main one."""
+    """The whole environment of the unit's processes, secrets included; where they differ, the oldest one's."""
+    pids = unit_pids(system, service)
+    paths = {str(pid): partial(system.root.text, f"/proc/{pid}/environ") for pid in pids}
+    answers = system.read_apart(paths, 2.0)
     merged: dict[str, str] = {}
-    for pid in unit_pids(system, service):
-        seen = process(system, pid)
-        environment = seen["environment"] if seen else {}
-        merged = (cast("dict[str, str]", environment)) | merged
+    for pid in pids:
+        merged = _variables(str(answers.get(str(pid)) or "")) | merged
     return merged
+
+
+def _variables(environ: str) -> dict[str, str]:
+    return dict(pair.split("=", 1) for pair in environ.split("\0") if "=" in pair)

@@ -14,10 +14,10 @@ from .diagnose import Suspect, diagnose
 from .drain import record_revision
 from .facts_services import NCCL_CONF, assignments
 from .guests import container_config, need_inside, run_inside, status
-from .processes import identity, main_processes, process, unit_environment, unit_pids
+from .processes import SECRET, identity, main_processes, process, unit_environment, unit_pids
 from .readiness import NotReadyError, Server, wait_for_token
 from .request import Managed, Request, Service
-from .result import FailedError, Json
+from .result import FailedError, Json, RefusedError
 from .unit import UNITS, need_running, read_file, replace, set_enabled, show
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def serve(operation: Operation, request: Request) -> dict[str, Json]:
     need_running(system, service)
     shown = show(system, service)
     if shown.get("LoadState") != "loaded":
-        raise FailedError(
+        raise RefusedError(
             f"{service.unit} is not known to systemd ({shown.get('LoadState')}): its unit file comes first"
         )
     outdated = operation.ledger.table("outdated")
@@ -102,10 +102,12 @@ def differences(system: System, server: Server, environment: dict[str, str], sho
     if tp != server.tp:
         found.append(f"it runs with tp {tp}, not {server.tp}")
     has = assignments(read_file(system, service.container, NCCL_CONF) or "") | unit_environment(system, service)
+    wrong = [key for key, value in environment.items() if has.get(key) != value]
     found += [
-        f"{key} is {has.get(key) or 'not set'} in its process, not {value}"
-        for key, value in environment.items()
-        if has.get(key) != value
+        f"{key} differs in its process"
+        if SECRET.search(key)
+        else f"{key} is {has.get(key) or 'not set'} in its process, not {environment[key]}"
+        for key in wrong
     ]
     written = _written(system, service, shown)
     if written is not None and _epoch(main["started"]) + CLOCK_SLACK < written:

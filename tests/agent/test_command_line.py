@@ -20,7 +20,8 @@ from host.bundle import agent_bundle
 from host.client import AgentClient
 from host.errors import OperationError
 from host.target import Target
-from tests.agent.conftest import AGENT, MANAGED, NODE_0, NODE_1, Hypervisor, Json, bind_request, until
+from tests.agent.conftest import AGENT, Hypervisor, until
+from tests.agent.requests import MANAGED, NODE_0, NODE_1, Json, bind_request
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.agent.conftest import CONTAINER_CONFIG, NODE_0, NODE_1, SERVICE, UNIT, bind_request, container_request
+from tests.agent.requests import CONTAINER_CONFIG, NODE_0, NODE_1, SERVICE, UNIT, bind_request, container_request
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,18 +12,8 @@ from typing import TYPE_CHECKING
 import asyncssh
 import pytest
 
-from tests.agent.conftest import (
-    NODE_0,
-    NODE_1,
-    UNIT,
-    Answer,
-    Hypervisor,
-    bind_request,
-    container_request,
-    serve_request,
-    unit_request,
-    until,
-)
+from tests.agent.conftest import Answer, Hypervisor, until
+from tests.agent.requests import NODE_0, NODE_1, UNIT, bind_request, container_request, serve_request, unit_request
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.agent.conftest import (
+from tests.agent.requests import (
     NODE_0,
     NODE_1,
     ROOTFS,
     SERVICE,
     UNIT,
     UNIT_PATH,
-    Hypervisor,
     bind_request,
     container_request,
     serve_request,
     unit_request,
 )
+
+if TYPE_CHECKING:
+    from tests.agent.conftest import Hypervisor
 
 pytestmark = pytest.mark.simulator
 
@@ -154,13 +158,16 @@ def test_a_running_service_as_wanted_is_not_restarted(kpro6: Hypervisor) -> None
 
 
 def test_a_service_whose_process_lacks_the_environment_is_restarted(kpro6: Hypervisor) -> None:
-    """What counts is what the process really has, not what the unit file says by now."""
-    text = kpro6.unit_text().replace("[Service]\n", "[Service]\nEnvironment=NCCL_DEBUG=WARN\n", 1)
-    kpro6.done("unit", unit_request(text))
-    request = serve_request(ALL, environment={"NCCL_P2P_DISABLE": "1", "NCCL_DEBUG": "WARN"})
+    """What counts is what the process really has, any variable of it, not what the unit file says by now."""
+    text = kpro6.unit_text().replace("[Service]\n", "[Service]\nEnvironment=NCCL_DEBUG=WARN HF_HOME=/models\n", 1)
+    place = kpro6.root / ROOTFS / UNIT_PATH.lstrip("/")
+    place.write_text(text)
+    asyncio.run(kpro6.run("pct exec 129 -- systemctl daemon-reload"))
+    request = serve_request(ALL, environment={"NCCL_P2P_DISABLE": "1", "NCCL_DEBUG": "WARN", "HF_HOME": "/models"})
     before = starts(kpro6)
     result = kpro6.done("serve", request)
     assert (result["changed"], result["restarted"]) == (True, True)
+    assert "HF_HOME is not set in its process, not /models" in result["steps"][0]
     assert starts(kpro6) == before + 1
     assert not kpro6.done("serve", request)["changed"]
     assert starts(kpro6) == before + 1
@@ -228,6 +235,13 @@ def test_no_secret_is_told(kpro6: Hypervisor) -> None:
         assert "sk-also-secret" not in told.stdout + told.stderr
     commands = [str(event.detail) + event.subject for event in kpro6.simulator.log]
     assert not [line for line in commands if key in line]
+
+
+def test_a_unit_that_systemd_does_not_know_is_refused(kpro6: Hypervisor) -> None:
+    """The unit file comes first."""
+    answer = kpro6.agent("serve", serve_request(ALL, unit="none.service"))
+    assert answer.code == 3
+    assert "none.service is not known to systemd" in answer["message"]
 
 
 def test_stop_ends_the_service(kpro6: Hypervisor) -> None:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.agent.conftest import NODE_0, NODE_1, Hypervisor, bind_request, vm_request
+from tests.agent.requests import NODE_0, NODE_1, bind_request, vm_request
+
+if TYPE_CHECKING:
+    from tests.agent.conftest import Hypervisor
 
 pytestmark = pytest.mark.simulator
 

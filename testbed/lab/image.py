@@ -29,18 +29,20 @@ DISK_SIZE = "2G"
 MASKED = (
     "apt-daily-upgrade.timer", "apt-daily.timer", "console-getty.service", "dev-hugepages.mount", "dev-mqueue.mount",
     "dnsmasq.service", "dpkg-db-backup.timer", "e2scrub_all.timer", "e2scrub_reap.service", "fstrim.timer",
-    "getty@tty1.service", "lxc-monitord.service", "lxc-net.service", "lxc.service", "modprobe@configfs.service",
-    "modprobe@dm_mod.service", "modprobe@drm.service", "modprobe@efi_pstore.service", "modprobe@fuse.service",
-    "modprobe@loop.service", "proc-sys-fs-binfmt_misc.automount", "sys-kernel-debug.mount",
+    "getty@tty1.service", "lxc-monitord.service", "lxc-net.service", "lxc.service",
+    "modprobe@configfs.service", "modprobe@dm_mod.service", "modprobe@drm.service", "modprobe@efi_pstore.service",
+    "modprobe@fuse.service", "modprobe@loop.service", "proc-sys-fs-binfmt_misc.automount", "sys-kernel-debug.mount",
     "sys-kernel-tracing.mount", "systemd-binfmt.service", "systemd-hwdb-update.service",
-    "systemd-journal-catalog-update.service", "systemd-journal-flush.service", "systemd-pstore.service",
-    "systemd-remount-fs.service", "systemd-timesyncd.service", "systemd-update-utmp-runlevel.service",
-    "systemd-update-utmp.service",
+    "systemd-journal-catalog-update.service", "systemd-journal-flush.service", "systemd-logind.service",
+    "systemd-pstore.service", "systemd-random-seed.service", "systemd-remount-fs.service", "systemd-sysctl.service",
+    "systemd-sysusers.service", "systemd-timesyncd.service", "systemd-update-utmp-runlevel.service",
+    "systemd-update-utmp.service", "systemd-user-sessions.service",
 )  # fmt: skip
 """Units that take seconds of an emulated processor and that nothing here is about."""
 MASKED_IN_CONTAINER = (
-    "driverctl@.service", "ssh.service", "systemd-logind.service", "systemd-udev-settle.service",
-    "systemd-udev-trigger.service", "systemd-udevd.service", "pve-guests.service",
+    "dbus.service", "dbus.socket", "driverctl@.service", "pve-guests.service", "ssh.service",
+    "systemd-tmpfiles-setup-dev.service", "systemd-tmpfiles-setup.service", "systemd-udev-settle.service",
+    "systemd-udev-trigger.service", "systemd-udevd.service",
 )  # fmt: skip
 TOOLS = {
     "usr/lib/testbed-lab/pct": "pct",
@@ -135,8 +137,8 @@ def _locked(home: Path) -> Iterator[None]:
 def _need_root() -> None:
     if os.geteuid() != 0:
         raise SetupError(
-            "the lab's image holds files of root and of a container, so root builds it: "
-            "run `unshare --map-root-user --map-auto make lab`, or as root"
+            "the lab's image holds files of root and of a container, so only root can build and use it: "
+            "run this as root, in a container if you like"
         )
 
 

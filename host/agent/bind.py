@@ -46,7 +46,7 @@ def bind(operation: Operation, request: Request) -> dict[str, Json]:
     for address in leaving:
         _hand_back(operation, address, unbind_limit)
     _forget_missing(operation, pci)
-    start_daemons(operation, pool)
+    start_daemons(operation, pool, last=not others)
     operation.ledger.manage(managed)
     record_revision(operation, f"binding:{pool}", request)
     return {"devices": [_result(system, pci, address) for address in devices], "handed_back": [*leaving]}
@@ -62,7 +62,7 @@ def release(operation: Operation, request: Request) -> dict[str, Json]:
     for address in leaving:
         _hand_back(operation, address, request.seconds("unbind_timeout_s", 60.0))
     _forget_missing(operation, pci)
-    start_daemons(operation, pool)
+    start_daemons(operation, pool, last=not operation.ledger.table("devices"))
     restart_pending(operation, request)
     for key in (f"binding:{pool}", f"drain:{pool}"):
         operation.ledger.table("revisions").pop(key, None)

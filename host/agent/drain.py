@@ -194,15 +194,16 @@ def _hindered(system: System, entry: Request) -> list[str]:
     return [address for address in gpus if address not in answered]
 
 
-def start_daemons(operation: Operation, pool: str) -> None:
-    """Start the driver's daemons that this pool's drain stopped, once its devices are bound.
+def start_daemons(operation: Operation, pool: str, *, last: bool) -> None:
+    """Start the driver's daemons that this pool's drain stopped, once its devices are bound; all of them at the last.
 
     They serve the other cards too. A daemon that another pool's drain stopped waits for that pool's binding, which it
-    would hold up again.
+    would only hinder; where no other pool is left, its binding never comes.
     """
-    for entry in [one for one in operation.ledger.drained if isinstance(one, dict) and one.get("pool") == pool]:
-        operation.begin(f"start {entry['unit']}")
-        start_again(operation, entry)
+    for entry in [one for one in operation.ledger.drained if isinstance(one, dict) and one["kind"] == "unit"]:
+        if last or entry.get("pool") == pool:
+            operation.begin(f"start {entry['unit']}")
+            start_again(operation, entry)
 
 
 def _stoppable(holder: Holder, managed: Managed, pool: str) -> Stoppable:

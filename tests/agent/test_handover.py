@@ -109,6 +109,22 @@ def test_the_persistence_daemon_runs_again_after_the_rebind(kpro6: Hypervisor) -
     assert [entry["kind"] for entry in kpro6.ledger()["drained"]] == ["service"]
 
 
+def test_a_daemon_waits_for_the_binding_that_it_was_stopped_for(kpro6: Hypervisor) -> None:
+    """Another pool's binding in between doesn't start it: it would hold the cards that are about to move."""
+    kpro6.done("drain", to_vfio())
+    assert not kpro6.done("bind", bind_request("serving", NODE_0, "nvidia", others=NODE_1))["changed"]
+    assert kpro6.facts()["nvidia"]["persistenced"] == "inactive"
+    kpro6.done("bind", to_vfio())
+    assert kpro6.facts()["nvidia"]["persistenced"] == "active"
+
+
+def test_a_daemon_whose_binding_never_comes_is_started_by_the_last_pool(kpro6: Hypervisor) -> None:
+    """A drain that was given up, and a configuration that has one pool again: the daemon runs."""
+    kpro6.done("drain", to_vfio())
+    assert kpro6.done("bind", bind_request("serving", NODE_0 + NODE_1, "nvidia"))["changed"]
+    assert kpro6.facts()["nvidia"]["persistenced"] == "active"
+
+
 def test_a_second_bind_changes_nothing(kpro6: Hypervisor) -> None:
     """What is as wanted is left alone."""
     kpro6.done("bind", to_vfio())

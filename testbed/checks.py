@@ -67,9 +67,9 @@ class Host:
         self._connection.close()
 
     def shell(self, *command: str) -> str:
-        """What a command prints; its standard error instead where it fails."""
+        """What a command prints; its standard error where it prints nothing."""
         done = self._connection.run(shlex.join(command), b"", timeout_s=60, on_line=lambda _line: None)
-        return done.stdout if done.status == 0 else f"exit {done.status}: {done.stderr}"
+        return done.stdout or done.stderr
 
     def driver(self, address: str) -> str | None:
         """The driver a device is bound to."""
@@ -132,7 +132,7 @@ class Host:
 
     def unit_active(self) -> str:
         """`active`, `inactive` or `failed`."""
-        return self.shell("pct", "exec", str(CONTAINER), "--", "systemctl", "is-active", UNIT).strip().split("\n")[0]
+        return self.shell("pct", "exec", str(CONTAINER), "--", "systemctl", "is-active", UNIT).strip()
 
     def server_info(self) -> dict[str, Any]:
         """What the server says of itself."""

@@ -64,7 +64,6 @@ class Workspace:
 
     def pulumi(self, *arguments: str, check: bool = False, echo: IO[str] | None = None) -> Run:
         """Run `pulumi`; with `echo` its lines are also shown as they come."""
-        self._write_stack()
         lines = []
         with self.start(*arguments) as process:
             for line in process.stdout or ():
@@ -78,7 +77,8 @@ class Workspace:
         return run
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
-        """Start `pulumi` as the leader of a process group of its own."""
+        """Start `pulumi` on the topology as it is by now, as the leader of a process group of its own."""
+        self._write_stack()
         return subprocess.Popen(
             self.command(*arguments),
             env=self.environment,

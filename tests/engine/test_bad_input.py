@@ -104,11 +104,11 @@ def test_a_host_that_does_not_answer_fails_in_time(stage: Stage) -> None:
 
 def test_a_closed_port_is_named(stage: Stage) -> None:
     """A host where no SSH server listens is named with the settings to check."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    stage.workspace.topology["host"]["port"] = port
-    stage.refuses(stage.workspace.preview(), f"127.0.0.1:{port}", "cannot connect", "host.port")
+    with socket.socket() as deaf:  # bound and not listening, so that nobody else can listen there meanwhile
+        deaf.bind(("127.0.0.1", 0))
+        port = deaf.getsockname()[1]
+        stage.workspace.topology["host"]["port"] = port
+        stage.refuses(stage.workspace.preview(), f"127.0.0.1:{port}", "cannot connect", "host.port")
 
 
 def test_a_recording_that_is_not_there_is_named(stage: Stage) -> None:

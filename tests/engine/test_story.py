@@ -97,8 +97,9 @@ def test_the_split_runs_in_the_one_order_that_works(stage: Stage) -> None:
     def last(kind: EventKind) -> int:
         return next(event.seq for event in reversed(log) if event.kind is kind)
 
-    order = [
-        ("service stopped", *[e.seq for e in log if (e.kind, e.subject) == (EventKind.SERVICE_STOP, UNIT)] * 2),
+    stopped = [e.seq for e in log if (e.kind, e.subject) == (EventKind.SERVICE_STOP, UNIT)]
+    order: list[tuple[str, int, int]] = [
+        ("service stopped", stopped[0], stopped[-1]),
         ("holders gone", first(EventKind.HOLDER_GONE), last(EventKind.HOLDER_GONE)),
         ("unbound and bound", first(EventKind.UNBIND), last(EventKind.BIND)),
         ("persisted", first(EventKind.PERSIST), last(EventKind.PERSIST)),

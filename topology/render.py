@@ -63,7 +63,7 @@ def render_unit(wanted: WantedUnit, *, description: str, found: Unit | None) -> 
 def _spoken(wanted: WantedUnit) -> list[Setting]:
     pairs = [("WorkingDirectory", wanted.working_directory), ("User", wanted.user)]
     if wanted.numa_node is not None:
-        # docs/adr/0020: preferred, since a node that is full or not allowed must not keep the server from starting.
+        # docs/adr/0008: preferred, since a node that is full or not allowed must not keep the server from starting.
         pairs += [("NUMAPolicy", "preferred"), ("NUMAMask", str(wanted.numa_node))]
     return [Setting("Service", key, value) for key, value in pairs if value is not None]
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 import pulumi
 from pulumi_proxmoxve import Provider
+from pydantic import TypeAdapter, ValidationError
 
 from components.access import HostAccess
 from components.hypervisor import HypervisorArgs, build_hypervisor
@@ -19,8 +19,9 @@ from host.target import target
 from topology.export import topology_output
 from topology.load import load_topology
 from topology.plan import make_plan
-from topology.problem import TopologyError
+from topology.problem import Problem, TopologyError
 from topology.rules import service_fit
+from topology.rules.catalogue import broken
 
 if TYPE_CHECKING:
     from topology.config import Proxmox, Topology
@@ -53,10 +54,10 @@ def _end(*messages: str) -> None:
 
 def _build() -> None:
     base = Path.cwd()
-    topology = load_topology(pulumi.Config(PROJECT).get_object("topology"))
-    where = target(topology.host, private_key=_plain_secret("sshPrivateKey"), base=base)
+    topology = _topology()
+    where = target(topology.host, private_key=_secret("sshPrivateKey"), base=base)
     facts = gather_facts(topology, where, recorded=base / "facts" / f"{pulumi.get_stack()}.json")
-    plan = make_plan(topology, facts, base=base, read_local=lambda path: read_copy(str(base / path)))
+    plan = make_plan(topology, facts, base=base, read_local=lambda path: read_copy(path, base))
     for warning in plan.warnings:
         pulumi.warn(str(warning))
     fits = [f"service {service.name} at tp {service.tp}: {service_fit(service)}" for service in plan.spec.services]
@@ -74,29 +75,67 @@ def _build() -> None:
     pulumi.export("topology", topology_output(plan.spec))
 
 
-def _plain_secret(key: str) -> str | None:
-    # The program itself connects with it; Config.get would warn that the value, used right here, is a secret.
-    value = pulumi.runtime.get_config(f"{PROJECT}:{key}")
-    return None if value is None else str(value)
+def _topology() -> Topology:
+    config = pulumi.Config(PROJECT)
+    try:
+        raw = config.get_object("topology")
+    except pulumi.ConfigTypeError:  # text where a mapping must be, which the loader says
+        raw = config.get("topology")
+    return load_topology(raw)
+
+
+def _secret(key: str) -> str | None:
+    """A secret of the stack, for this process: Config.get would warn that it is used right here.
+
+    Raises:
+        TopologyError: it stands in the stack file in clear.
+    """
+    name = f"{PROJECT}:{key}"
+    value = pulumi.runtime.get_config(name)
+    if value is None:
+        return None
+    if not pulumi.runtime.is_config_secret(name):
+        why = "a secret in clear would be in the repository and in the state"
+        fix = f"take it out, choose another secret, and set that by `pulumi config set --secret {key}`"
+        raise TopologyError((broken("no-secret-in-clear", name, "stands in the stack file in clear", why, fix),))
+    return str(value)
 
 
 def _proxmox(proxmox: Proxmox | None) -> Provider | None:
     if proxmox is None:
         return None
-    config = pulumi.Config(PROJECT)
-    token, password = config.get_secret("proxmoxApiToken"), config.get_secret("proxmoxPassword")
+    token, password = _secret("proxmoxApiToken"), _secret("proxmoxPassword")
     # With neither, the provider takes PROXMOX_VE_API_TOKEN or PROXMOX_VE_PASSWORD from the environment.
     return Provider(
         "proxmox",
         endpoint=proxmox.endpoint,
         insecure=proxmox.insecure,
-        api_token=token,
+        api_token=_hidden(token),
         username=None if password is None else proxmox.username,
-        password=password,
+        password=_hidden(password),
     )
 
 
+def _hidden(value: str | None) -> pulumi.Output[str] | None:
+    return None if value is None else pulumi.Output.secret(value)
+
+
 def _api_keys(topology: Topology) -> dict[str, pulumi.Output[str]]:
-    raw = _plain_secret("serviceApiKeys")
-    keys = cast("dict[str, Any]", json.loads(raw)) if raw else {}
-    return {name: pulumi.Output.secret(str(keys[name])) for name in topology.services if name in keys}
+    try:
+        keys = TypeAdapter(dict[str, str]).validate_json(_secret("serviceApiKeys") or "{}")
+    except ValidationError:  # its own text would show the keys
+        raise _wrong_keys("is no JSON object of texts", topology) from None
+    if unknown := sorted(keys.keys() - topology.services.keys()):
+        raise _wrong_keys(f"has a key for {', '.join(unknown)}", topology)
+    return {service: pulumi.Output.secret(key) for service, key in keys.items()}
+
+
+def _wrong_keys(value: str, topology: Topology) -> TopologyError:
+    problem = Problem(
+        rule="configuration",
+        subject=f"{PROJECT}:serviceApiKeys",
+        value=value,
+        why=f"it holds API keys by service, and the services are {', '.join(topology.services) or 'none'}",
+        fix="""run `pulumi config set --secret serviceApiKeys '{"SERVICE": "KEY"}'`""",
+    )
+    return TopologyError((problem,))

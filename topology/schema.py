@@ -20,6 +20,7 @@ _SECRETS = {
     "gpu-topology:sshPrivateKey": "private key for root on the host: `pulumi config set --secret`",
     "gpu-topology:proxmoxApiToken": "API token USER@REALM!NAME=SECRET: `pulumi config set --secret`",
     "gpu-topology:proxmoxPassword": "password of proxmox.username: `pulumi config set --secret`",
+    "gpu-topology:serviceApiKeys": "JSON object of API keys by service: `pulumi config set --secret`",
 }
 
 

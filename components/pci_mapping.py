@@ -47,7 +47,8 @@ class PciMapping(pulumi.ComponentResource):
         self.mapped = Pci(
             f"{name}-mapping",
             name=mapping.name,
-            comment=DEFAULT_COMMENT if args.found is None or args.found.description is None else args.found.description,
+            # As found, also where there is none: an import whose inputs differ from what is there fails.
+            comment=DEFAULT_COMMENT if args.found is None else args.found.description,
             maps=[*own, *_of_other_nodes(args)],
             opts=pulumi.ResourceOptions(
                 parent=self,

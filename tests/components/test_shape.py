@@ -142,12 +142,15 @@ def test_a_mapping_that_the_host_has_is_imported(recording: Recording) -> None:
     assert performed_again("split").children["gpu-confidential-mapping"].import_id == "gpu-confidential"
 
 
-def test_a_found_mapping_keeps_its_comment() -> None:
-    """A comment that a person wrote on a mapping is no difference."""
+@pytest.mark.parametrize("comment", ["written by hand", None])
+def test_a_found_mapping_keeps_its_comment(comment: str | None) -> None:
+    """A comment that a person wrote on a mapping is no difference, nor is none: it is imported as it is."""
     raw = hosts.applied(story()["split"].plan, hosts.raw_facts("kpro6", "found"))
-    raw["mappings"][0]["description"] = "written by hand"
+    raw["mappings"][0]["description"] = comment
     plan = hosts.plan(hosts.split(), Facts.model_validate(raw))
-    assert built(plan).children["gpu-confidential-mapping"].inputs["comment"] == "written by hand"
+    mapping = built(plan).children["gpu-confidential-mapping"]
+    assert mapping.inputs.get("comment") == comment
+    assert mapping.import_id == "gpu-confidential"
 
 
 def test_the_mapping_says_what_sysfs_says(act: Act, recording: Recording) -> None:

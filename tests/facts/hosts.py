@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 FOLDER = Path(__file__).parent
 REPOSITORY = FOLDER.parents[1]
 Raw = dict[str, Any]
+COMMENT = "GPUs of one pool; written by gpu-topology"
+"""What components write as the comment of a mapping that they make."""
 
 
 def raw_facts(host: str, state: str) -> Raw:
@@ -71,8 +73,13 @@ def applied(done: Plan, before: Raw) -> Raw:
     """The facts of a host after every operation of a plan succeeded."""
     after = copy.deepcopy(before)
     _bind(done, after)
+    comments = {mapping["id"]: mapping["description"] for mapping in before["mappings"]}
     after["mappings"] = [
-        {"id": m.name, "description": None, "entries": [{"node": m.node, **_fields(e)} for e in m.entries]}
+        {
+            "id": m.name,
+            "description": comments.get(m.name, COMMENT),
+            "entries": [{"node": m.node, **_fields(e)} for e in m.entries],
+        }
         for m in done.spec.mappings
     ]
     for vm in after["vms"]:

@@ -108,4 +108,4 @@ def _recording(base: Path, stack: str) -> Path:
 
 
 def _reader(base: Path) -> Callable[[str], str | None]:
-    return lambda path: read_copy(str(base / path))
+    return lambda path: read_copy(path, base)

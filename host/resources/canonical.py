@@ -51,14 +51,14 @@ class CanonicalUnit(ObservedResource, module="gpu-topology", name="CanonicalUnit
     provider_type = CanonicalUnitProvider
 
 
-def read_copy(path: str) -> str | None:
-    """The copy's text; None where there is no file.
+def read_copy(path: str, base: Path | None = None) -> str | None:
+    """The copy's text; None where there is no file. A relative path starts from `base`, else where this process is.
 
     Raises:
         HostError: the file is there and cannot be read.
     """
     try:
-        return Path(path).expanduser().read_text()
+        return ((base or Path()) / Path(path).expanduser()).read_text()
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:

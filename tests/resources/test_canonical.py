@@ -130,3 +130,11 @@ def test_a_copy_is_written_when_it_differs(olds: dict[str, object], news: dict[s
     sound = {"path": "units/sglang.service", "text": TEXT, "revision": "adopted"}
     state: dict[str, object] = {**sound, "observed": TEXT, **olds}
     assert CanonicalUnitProvider().diff("id", state, {**sound, **news}).changes is changes
+
+
+def test_a_copy_in_the_home_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A path with ~ is that of the home folder for who plans as for who writes; a relative one starts from the base."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    CanonicalUnitProvider().create(_props("~/units/sglang.service"))
+    assert read_copy("~/units/sglang.service", tmp_path / "project") == TEXT
+    assert read_copy("units/sglang.service", tmp_path) == TEXT

@@ -41,7 +41,7 @@ def gather_facts(topology: Topology, target: Target, *, recorded: Path) -> Facts
     if topology.host.facts is FactsSource.RECORDED:
         return read_facts(recorded)
     with AgentClient(target) as client:
-        return _parse(client.facts(facts_request(topology)), f"{target.address}'s agent")
+        return parse_facts(client.facts(facts_request(topology)), f"{target.address}'s agent")
 
 
 def read_facts(path: Path) -> Facts:
@@ -53,10 +53,11 @@ def read_facts(path: Path) -> Facts:
             f"host.facts is recorded, but {path} cannot be read ({error}). Fix: record the host with "
             "`gpu-topology record` from a machine that reaches it, or set host.facts to live",
         ) from error
-    return _parse(value, str(path))
+    return parse_facts(value, str(path))
 
 
-def _parse(value: JsonObject, source: str) -> Facts:
+def parse_facts(value: JsonObject, source: str) -> Facts:
+    """What an agent or a recording said, checked; `source` names it in the message of a HostError."""
     try:
         return Facts.model_validate(value)
     except ValidationError as error:

@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pulumi.dynamic import CreateResult, DiffResult, ReadResult, Resource, ResourceProvider, UpdateResult
 
+from host.facts import parse_facts
 from host.resources.session import HostResourceProvider, Properties, readable, whole
-from topology.facts import Facts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from pulumi import Input, ResourceOptions
+
+    from topology.facts import Facts
 
 OBSERVED = "observed"
 """The output that says what the host had when it was last looked at; drift is its difference from what is wanted."""
@@ -76,7 +78,7 @@ class AgentResourceProvider(HostResourceProvider):
     def read(self, id_: str, props: Properties) -> ReadResult:
         """Observe the host; a thing that is gone reads as deleted."""
         props = _whole(props)
-        facts = Facts.model_validate(self.client().facts(self.facts_request(props)))
+        facts = parse_facts(self.client().facts(self.facts_request(props)), "the host's agent")
         observed = self.observe(facts, props)
         if observed is None:
             return ReadResult("", {})

@@ -26,6 +26,9 @@ _Self = TypeVar("_Self")
 
 Properties = dict[str, object]
 
+_WHOLE_TRACEBACK = 1000
+"""Python's own default of `sys.tracebacklimit`."""
+
 _lock = threading.Lock()
 _clients: dict[str, AgentClient] = {}
 
@@ -44,6 +47,9 @@ def readable(method: Callable[Concatenate[_Self, _P], _T]) -> Callable[Concatena
         except HostError as error:
             sys.tracebacklimit = 0
             raise error from None
+        except Exception:
+            sys.tracebacklimit = _WHOLE_TRACEBACK
+            raise
 
     return wrapper
 

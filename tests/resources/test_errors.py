@@ -67,6 +67,14 @@ def test_a_defect_keeps_its_traceback(host: FakeHost, method: str) -> None:
     assert "host/resources/agent_resource.py" in shown
 
 
+def test_a_defect_keeps_its_traceback_after_a_failure(host: FakeHost) -> None:
+    """One process serves every resource of a run: what a failure cut off is whole again for the next one's defect."""
+    host.failure = LOST
+    _shown("create")
+    host.failure = ZeroDivisionError("a defect")
+    assert "host/resources/agent_resource.py" in _shown("create")
+
+
 def test_a_success_leaves_tracebacks_alone(host: FakeHost) -> None:
     """Tracebacks are cut off only once a failure is to be shown."""
     _call("create")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import zipfile
 from functools import cache
 from pathlib import Path
@@ -31,7 +32,10 @@ def write_bundle(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / Path(AGENT_PATH).name
     if not path.exists() or path.read_bytes() != agent_bundle():
-        path.write_bytes(agent_bundle())
+        # By a rename: runs of several stacks share the folder, and none may copy half a file to its host.
+        partial = path.with_name(f".{path.name}.{os.getpid()}")
+        partial.write_bytes(agent_bundle())
+        partial.replace(path)
     return path
 
 

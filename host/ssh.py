@@ -88,7 +88,7 @@ class Connection:
     ) -> Finished:
         client = await self._connected()
         try:
-            # Leaving the process's context, by a timeout as well, closes its channel, and sshd hangs up on the command.
+            # Leaving the process's context, by a timeout as well, closes its channel; the agent notices as it tells.
             async with asyncio.timeout(timeout_s), client.create_process(command, encoding=None) as process:
                 process.stdin.write(stdin)
                 process.stdin.write_eof()

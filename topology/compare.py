@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from topology.unit import Unit
 
 _VISIBLE = re.compile(r"(NCCL|CUDA|SGLANG|OMP|PYTORCH|SAFETENSORS|NVIDIA|HIP|TORCH|MKL)_")
-_HIDDEN = re.compile(r"KEY|TOKEN|SECRET|PASSWORD")
+_HIDDEN = re.compile(r"KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
 """Of a process's environment the agent reports the visible names that are not hidden."""
 
 _PARALLELISM = {"tp", "pp", "dp"}

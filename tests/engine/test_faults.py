@@ -44,6 +44,15 @@ def test_a_run_killed_in_the_middle_of_the_rebind_is_finished_by_the_next(stage:
     _assert_split(stage)
 
 
+def test_a_host_that_lost_its_book_is_split_all_the_same(stage: Stage) -> None:
+    """The book is told again what is managed, so that the running service is drained and not refused as a stranger's."""
+    stage.up()
+    stage.workspace.edit(split)
+    (stage.simulator.root / "var/lib/gpu-topology/ledger.json").unlink()
+    stage.up()
+    _assert_split(stage)
+
+
 def test_a_hang_in_nccl_is_caught_and_named(stage: Stage) -> None:
     """Without the P2P setting the server hangs; the deadline catches it, and the message names NCCL P2P."""
     stage.up()
@@ -98,6 +107,6 @@ def test_a_destroy_gives_everything_back_as_it_was_found(stage: Stage) -> None:
     assert stage.host.unit() == text
     assert stage.host.unit_active() == "inactive"
     assert {stage.host.driver(address) for address in CONFIDENTIAL} == {"nvidia"}
-    kept = [n for n in found if n.startswith(("etc/", "unit ", "sys/bus/pci/devices/")) and "sglang-qwen" not in n]
+    kept = [name for name in found if name.startswith(("etc/", "sys/bus/pci/devices/", "var/lib/lxc/"))]
     now = stage.simulator.contents()
     assert {name: now.get(name) for name in kept} == {name: found[name] for name in kept}

@@ -62,17 +62,19 @@ class Holder:
         return self.daemon or self.vmid in managed.vms or self.service_of(managed) is not None
 
 
-def nodes_of(pci: Pci, devices: Iterable[Address]) -> dict[str, Address]:
-    """Device nodes whose holders hold a device: /dev/nvidiaN, /dev/dri/…, /dev/vfio/GROUP."""
-    nodes: dict[str, Address] = {}
+def nodes_of(pci: Pci, devices: Iterable[Address]) -> dict[str, set[Address]]:
+    """Device nodes whose holders hold devices: /dev/nvidiaN, /dev/dri/…, /dev/vfio/GROUP (all of the group's)."""
+    nodes: dict[str, set[Address]] = {}
     for device in devices:
-        if (minor := pci.minor(device)) is not None:
-            nodes[f"/dev/nvidia{minor}"] = device
         base = f"/sys/bus/pci/devices/{device}"
-        nodes |= {f"/dev/dri/{name}": device for name in pci.root.names(f"{base}/drm")}
-        nodes |= {f"/dev/vfio/devices/{name}": device for name in pci.root.names(f"{base}/vfio-dev")}
+        own = [f"/dev/dri/{name}" for name in pci.root.names(f"{base}/drm")]
+        own += [f"/dev/vfio/devices/{name}" for name in pci.root.names(f"{base}/vfio-dev")]
+        if (minor := pci.minor(device)) is not None:
+            own.append(f"/dev/nvidia{minor}")
         if (group := pci.group(device)) is not None:
-            nodes[f"/dev/vfio/{group}"] = device
+            own.append(f"/dev/vfio/{group}")
+        for node in own:
+            nodes.setdefault(node, set()).add(device)
     return nodes
 
 
@@ -83,7 +85,7 @@ def find_holders(system: System, devices: Iterable[Address]) -> list[Holder]:
     nodes = nodes_of(pci, wanted)
     found = []
     for pid in _pids(system):
-        held = sorted({nodes[node] for node in _open_nodes(system, pid) if node in nodes})
+        held = sorted({device for node in _open_nodes(system, pid) for device in nodes.get(node, ())})
         if held:
             found.append(_holder(system, pid, tuple(held)))
     seen = {holder.vmid for holder in found}

@@ -10,6 +10,8 @@ import pytest
 from tests.agent.requests import NODE_0, NODE_1, bind_request, vm_request
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.agent.conftest import Hypervisor
 
 pytestmark = pytest.mark.simulator
@@ -155,3 +157,13 @@ def test_release_knows_our_entries_when_their_mapping_is_gone(split: Hypervisor)
     (split.root / "etc/pve/mapping/pci.cfg").write_text("")
     split.done("vm-release", {"vmid": 200})
     assert entries(split) == {}
+
+
+def test_cards_of_one_iommu_group_are_held_together(start: Callable[[str], Hypervisor]) -> None:
+    """Two cards behind one VFIO group node: the VM is seen with both, and is not restarted."""
+    host = start("shared-group")
+    host.done("bind", bind_request("confidential", NODE_1, "vfio-pci", others=NODE_0))
+    host.map_pci("gpu-confidential", NODE_1)
+    host.done("vm", vm_request(NODE_1))
+    assert not host.done("vm", vm_request(NODE_1))["changed"]
+    assert running(host)

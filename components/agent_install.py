@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pulumi
@@ -16,31 +17,37 @@ if TYPE_CHECKING:
     from components.access import HostAccess
 
 
+@dataclass(frozen=True, kw_only=True)
+class AgentInstallArgs:
+    """What this program manages on the host, and the revision under which the host's book knows it.
+
+    A new revision has the book told again. `bundle_folder` is where the agent's file is made on the workstation.
+    """
+
+    access: HostAccess
+    managed: Mapping[str, object]
+    revision: str
+    bundle_folder: Path
+
+
 class AgentInstall(pulumi.ComponentResource):
     """The agent on the host: copied again when its source changes, removed last on a destroy; depend on `ready`."""
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        access: HostAccess,
-        managed: Mapping[str, object],
-        bundle_folder: Path,
-        opts: pulumi.ResourceOptions | None = None,
-    ) -> None:
+    def __init__(self, name: str, args: AgentInstallArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("gpu-topology:index:AgentInstall", name, {}, opts)
-        child = pulumi.ResourceOptions(parent=self)
+        access = args.access
         copy = remote.CopyToRemote(
             f"{name}-file",
             connection=access.connection,
-            source=pulumi.FileAsset(str(write_bundle(bundle_folder))),
+            source=pulumi.FileAsset(str(write_bundle(args.bundle_folder))),
             remote_path=access.agent_path,
-            opts=child,
+            opts=pulumi.ResourceOptions(parent=self),
         )
         self.ready = access.action(
             f"{name}-register",
             "register",
-            {"managed": managed},
+            {"managed": args.managed, "revision": args.revision},
+            # A trigger would replace it, and so uninstall the agent under everything that needs it.
             triggers=[],
             delete="uninstall",
             opts=pulumi.ResourceOptions(parent=self, depends_on=[copy], delete_before_replace=True),

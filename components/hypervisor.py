@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from components.agent_install import AgentInstall
+from components.agent_install import AgentInstall, AgentInstallArgs
 from components.confidential_vm import ConfidentialVm, ConfidentialVmArgs
 from components.gpu_pool import GpuPool, GpuPoolArgs
 from components.lxc_gpu_passthrough import LxcGpuPassthrough, LxcGpuPassthroughArgs
 from components.pci_mapping import PciMapping, PciMappingArgs
 from components.sglang_service import SglangService, SglangServiceArgs
 from components.vfio_binding import VfioBinding, VfioBindingArgs
+from topology.managed import managed_by, managed_revision
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -39,8 +40,16 @@ class HypervisorArgs:
 def build_hypervisor(args: HypervisorArgs) -> None:
     """Create every component of `args.plan`, each after what it needs."""
     spec = args.plan.spec
-    managed = _managed(spec)
-    install = AgentInstall("agent", access=args.access, managed=managed, bundle_folder=args.bundle_folder)
+    managed = managed_by(spec)
+    install = AgentInstall(
+        "agent",
+        AgentInstallArgs(
+            access=args.access,
+            managed=managed,
+            revision=managed_revision(spec, args.plan.facts.ledger),
+            bundle_folder=args.bundle_folder,
+        ),
+    )
     access = replace(args.access, installed=install.ready)
 
     pools = {
@@ -52,16 +61,6 @@ def build_hypervisor(args: HypervisorArgs) -> None:
     passed = _containers(spec, [*bound, *mapped])
     machines = _vms(args, [*bound, *mapped])
     _services(args, access, passed, [*bound, *machines])
-
-
-def _managed(spec: TopologySpec) -> dict[str, object]:
-    return {
-        "services": [
-            {"name": service.name, "unit": service.unit, "container": service.container} for service in spec.services
-        ],
-        "vms": [vm.vmid for vm in spec.vms],
-        "containers": [container.vmid for container in spec.containers],
-    }
 
 
 def _bindings(

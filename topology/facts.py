@@ -141,13 +141,29 @@ class LedgerDevice(_Facts):
     driver: str
 
 
+class LedgerService(_Facts):
+    """A service by its unit and container, None for the host itself."""
+
+    unit: str
+    container: int | None
+
+
+class LedgerManaged(_Facts):
+    """What the host's own book lets a drain stop."""
+
+    services: tuple[LedgerService, ...] = ()
+    vms: tuple[int, ...] = ()
+    containers: tuple[int, ...] = ()
+
+
 class LedgerFacts(_Facts):
-    """The host's own book: owners, revisions of what was applied, what was drained and not started again."""
+    """The host's own book: owners, revisions of what was applied, what is managed, what was drained and not started."""
 
     version: str = "v1"
     sequence: int = 0
     devices: dict[PciAddress, LedgerDevice] = {}
     revisions: dict[str, str] = {}
+    managed: LedgerManaged = LedgerManaged()
     drained: tuple[dict[str, str | int | None], ...] = ()
 
 

@@ -147,4 +147,6 @@ def register(operation: Operation, request: Request) -> dict[str, Json]:
     operation.ledger.manage(request.managed())
     for vmid in request.object("managed").numbers("containers"):
         operation.ledger.manage_guest("containers", vmid)
+    if request.has("revision"):
+        operation.ledger.table("revisions")["register"] = request.text("revision")
     return {}

@@ -12,6 +12,7 @@ from tests.components.programs import Act, built, performed, performed_again, st
 from tests.components.recording import Recording, Secret, has_unknown
 from tests.facts import hosts
 from topology.facts import Facts
+from topology.managed import managed_revision
 
 CHILDREN = {
     ("AgentInstall", "agent"): {
@@ -212,12 +213,13 @@ def test_every_connection_pins_its_host_keys(recording: Recording) -> None:
         assert (value["dialErrorLimit"], value["perDialTimeout"]) == (3, 5)
 
 
-def test_what_may_be_stopped_is_known_on_both_sides(recording: Recording) -> None:
+def test_what_may_be_stopped_is_known_on_both_sides(act: Act, recording: Recording) -> None:
     """The agent learns what this program manages before the first drain, so a first `up` may split at once."""
     managed = {
         "services": [{"name": "sglang-qwen", "unit": "sglang-qwen.service", "container": 129}],
         "vms": [200],
         "containers": [129],
     }
-    assert json.loads(recording.children["agent-register"].inputs["stdin"]) == {"managed": managed}
+    registered = json.loads(recording.children["agent-register"].inputs["stdin"])
+    assert registered == {"managed": managed, "revision": managed_revision(act.plan.spec, act.plan.facts.ledger)}
     assert recording.children["serving-binding-driver"].inputs["managed"] == managed

@@ -45,7 +45,7 @@ def test_a_run_killed_in_the_middle_of_the_rebind_is_finished_by_the_next(stage:
 
 
 def test_a_host_that_lost_its_book_is_split_all_the_same(stage: Stage) -> None:
-    """The book is told again what is managed, so that the running service is drained and not refused as a stranger's."""
+    """The book is told again what is managed, so that the running service is drained and not held for a stranger's."""
     stage.up()
     stage.workspace.edit(split)
     (stage.simulator.root / "var/lib/gpu-topology/ledger.json").unlink()

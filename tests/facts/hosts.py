@@ -12,6 +12,7 @@ from ruamel.yaml import YAML
 from topology.facts import Facts
 from topology.flags import split_command
 from topology.load import load_topology
+from topology.managed import REGISTER, managed_by, managed_revision
 from topology.plan import Plan, make_plan
 from topology.unit import parse_unit
 
@@ -169,7 +170,9 @@ def _record(done: Plan, after: Raw) -> None:
     ledger["devices"] = {
         address: {"pool": b.pool, "driver": b.driver, "found": {}} for b in done.spec.bindings for address in b.devices
     }
+    ledger["managed"] = managed_by(done.spec)
     ledger["revisions"] = {
+        REGISTER: managed_revision(done.spec, done.facts.ledger),
         **{f"drain:{b.pool}": b.drain_revision for b in done.spec.bindings},
         **{f"binding:{b.pool}": b.revision for b in done.spec.bindings},
         **{f"container:{c.vmid}": c.revision for c in done.spec.containers},

@@ -101,7 +101,7 @@ def test_after_the_split_nothing_is_left_to_do() -> None:
     raw = after_split()
     again = hosts.plan(hosts.split(), Facts.model_validate(raw))
     assert again.changes == ()
-    assert revisions(again) == raw["ledger"]["revisions"]
+    assert revisions(again).items() <= raw["ledger"]["revisions"].items()
 
 
 def test_the_merge_takes_the_devices_back() -> None:

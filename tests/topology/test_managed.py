@@ -1,0 +1,47 @@
+"""What the host's own book must know as managed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.facts import hosts
+from topology.facts import Facts, LedgerFacts
+from topology.managed import managed_by, managed_revision
+
+if TYPE_CHECKING:
+    from topology.spec import TopologySpec
+
+
+@pytest.fixture
+def spec() -> TopologySpec:
+    """kpro6 as it is split."""
+    return hosts.plan(hosts.split(), hosts.facts("kpro6", "found")).spec
+
+
+def _ledger(managed: object, revision: str = "told") -> LedgerFacts:
+    return LedgerFacts.model_validate({"managed": managed, "revisions": {"register": revision}})
+
+
+def test_the_book_that_knows_all_keeps_its_revision(spec: TopologySpec) -> None:
+    """What it knows beyond, of earlier configurations, is no reason to tell it again."""
+    more = {**managed_by(spec), "vms": [200, 201]}
+    assert managed_revision(spec, _ledger(managed_by(spec))) == "told"
+    assert managed_revision(spec, _ledger(more)) == "told"
+
+
+@pytest.mark.parametrize("lost", ["services", "vms", "containers"])
+def test_a_book_that_lacks_something_is_told_again(spec: TopologySpec, lost: str) -> None:
+    """A drain may stop only what the book knows, so what it lacks is a difference."""
+    assert managed_revision(spec, _ledger({**managed_by(spec), lost: []})) != "told"
+
+
+def test_a_lost_book_is_told_again(spec: TopologySpec) -> None:
+    """Without a book nothing is managed, whatever the state says; once it was told, the revision stays."""
+    raw = hosts.raw_facts("kpro6", "found")
+    plan = hosts.plan(hosts.split(), Facts.model_validate(raw))
+    told = managed_revision(spec, plan.facts.ledger)
+    assert told != "adopted"
+    after = Facts.model_validate(hosts.applied(plan, raw)).ledger
+    assert managed_revision(spec, after) == told

@@ -1,0 +1,39 @@
+"""What this program manages on a host, which the host's own book must know before a drain may stop any of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from topology.revision import revision
+
+if TYPE_CHECKING:
+    from topology.facts import LedgerFacts
+    from topology.spec import TopologySpec
+
+REGISTER = "register"
+"""The name under which the ledger keeps the revision."""
+
+
+def managed_by(spec: TopologySpec) -> dict[str, object]:
+    """Services, VMs and containers, as the agent's requests name them."""
+    return {
+        "services": [{"name": one.name, "unit": one.unit, "container": one.container} for one in spec.services],
+        "vms": [vm.vmid for vm in spec.vms],
+        "containers": [container.vmid for container in spec.containers],
+    }
+
+
+def managed_revision(spec: TopologySpec, ledger: LedgerFacts) -> str:
+    """The revision of what the ledger knows as managed: a new one where it lacks something, as after it was lost."""
+    known = ledger.managed
+    services = {(one.unit, one.container) for one in spec.services}
+    unknown = services - {(one.unit, one.container) for one in known.services}
+    unknown_guests = {vm.vmid for vm in spec.vms} - {*known.vms}
+    unknown_guests |= {container.vmid for container in spec.containers} - {*known.containers}
+    return revision(
+        REGISTER,
+        as_wanted=not unknown and not unknown_guests,
+        desired=managed_by(spec),
+        observed=known.model_dump(),
+        ledger=ledger,
+    )

@@ -56,6 +56,23 @@ def _on_node_zero(raw: dict[str, Any]) -> None:
         pool["numaNode"] = 0
 
 
+NODE_0 = "dev0: /dev/nvidia0\n"
+HOSTPCI = "hostpci0: 81:00,pcie=1\nhostpci1: host=0000:91:00.0\n"
+
+
+def _beside_guests(
+    *, container: str = "", vm: str = "", managed: dict[str, list[int]] | None = None
+) -> Callable[[], tuple[Problem, ...]]:
+    """Guests that the stack file does not name, with these configurations."""
+
+    def edit(raw: dict[str, Any]) -> None:
+        raw["containers"].append({"vmid": 130, "exists": True, "status": "stopped", "config": container})
+        raw["vms"].append({"vmid": 300, "exists": True, "status": "running", "config": vm})
+        raw["ledger"] = {"managed": managed or {}}
+
+    return lambda: judged(edit)
+
+
 def _set(key: str, value: Any) -> Callable[[], tuple[Problem, ...]]:
     return lambda: judged(lambda raw: raw.update({key: value}))
 
@@ -178,6 +195,18 @@ CASES = (
             ),
         },
         (judged, lambda: judged(lambda raw: raw.update(vms=[]), _whole_vm)),
+    ),
+    Case(
+        "guest-undeclared",
+        {
+            "container 130: is given 01:00.0 by its configuration and is stopped": _beside_guests(container=NODE_0),
+            "VM 300: is given 81:00.0, 91:00.0 by its configuration and is running": _beside_guests(vm=HOSTPCI),
+        },
+        (
+            judged,
+            _beside_guests(container="lxc.mount.entry: /dev/nvidia7 dev/nvidia7 none bind\n", vm="hostpci0: 05:00\n"),
+            _beside_guests(container=NODE_0, vm=HOSTPCI, managed={"containers": [130], "vms": [300]}),
+        ),
     ),
     Case(
         "vfio-ids",

@@ -176,6 +176,13 @@ DEVICE_RULES = (
     ),
     Rule("guest-exists", "a container or VM named exists", "correct the VMID", (_S.FACTS,)),
     Rule(
+        "guest-undeclared",
+        "no guest that the stack file does not name is given a pool's GPU by its configuration",
+        "take the GPU out of that guest's configuration, or name the guest in the stack file",
+        (_S.FACTS,),
+        level=Level.WARN,
+    ),
+    Rule(
         "vfio-ids",
         "no ids= option of vfio-pci takes a container's GPUs at boot",
         "remove the option",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from topology.compare import vm_devices
 from topology.config import Driver
+from topology.lxc import passed_devices
 from topology.presets import resolve_gpu
 from topology.problem import Problem, TopologyError
 from topology.rules.catalogue import broken
@@ -45,6 +47,7 @@ def check_facts(topology: Topology, facts: Facts) -> tuple[Problem, ...]:
         *_errors(topology, declared, facts),
         *(problem for name, pool in topology.pools.items() for problem in _pool(name, pool, facts)),
         *_guests(topology, facts),
+        *_undeclared(topology, facts),
     )
 
 
@@ -253,3 +256,28 @@ def _no_guest(what: str, vmid: int, known: list[int], other: str, command: str) 
         f"GPUs are given to a {what} that is there",
         f"correct the VMID; {what}s there: {listed} (`{command}` lists all)",
     )
+
+
+def _undeclared(topology: Topology, facts: Facts) -> Iterator[Problem]:
+    """A second owner, once it is started; one that this program gave its GPUs is handed back by the plan."""
+    declared = {device.slot: device for pool in topology.pools.values() for device in pool.devices}
+    managed = facts.ledger.managed
+    given = [
+        (f"container {c.vmid}", c.status, {address.slot for address in passed_devices(c, facts)})
+        for c in facts.containers
+        if c.vmid not in topology.containers and c.vmid not in managed.containers
+    ]
+    given += [
+        (f"VM {v.vmid}", v.status, vm_devices(v, facts))
+        for v in facts.vms
+        if v.vmid not in topology.vms and v.vmid not in managed.vms
+    ]
+    for guest, status, slots in given:
+        if shared := sorted(declared[slot].short for slot in slots & declared.keys()):
+            yield broken(
+                "guest-undeclared",
+                guest,
+                f"is given {', '.join(shared)} by its configuration and is {status or 'in an unknown state'}",
+                "a GPU has one owner, and this guest takes it, or fails, at its next start",
+                "take the GPU out of its configuration, or name the guest in the stack file",
+            )

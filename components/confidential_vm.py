@@ -38,7 +38,7 @@ class ConfidentialVmArgs:
 
 
 class ConfidentialVm(pulumi.ComponentResource):
-    """A VM with GPUs: managed whole, or only its hostpci entries; depend on `machine`.
+    """A VM with GPUs: managed whole, or only its hostpci entries and power state; depend on `machine`.
 
     Raises:
         TopologyError: the VM breaks a rule.
@@ -49,9 +49,11 @@ class ConfidentialVm(pulumi.ComponentResource):
         refuse(check_vm(vm))
         super().__init__("gpu-topology:index:ConfidentialVm", name, {"vm": asdict(vm), "host": asdict(args.host)}, opts)
         child = pulumi.ResourceOptions(parent=self, depends_on=list(args.after))
-        self.machine: pulumi.Resource = (
-            _gpus(name, vm, child) if vm.whole is None else _whole(name, vm, vm.whole, args, child)
-        )
+        if vm.whole is not None:
+            # The provider starts a machine when `started` changes, not one that a drain stopped: the agent does.
+            made = _whole(name, vm, vm.whole, args, child)
+            child = pulumi.ResourceOptions(parent=self, depends_on=[made])
+        self.machine = _gpus(name, vm, child)
         self.register_outputs({"vmid": vm.vmid, "devices": list(vm.devices)})
 
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Self, cast
 
 from host.bundle import agent_bundle
 from host.errors import HostError, OperationError
-from host.ssh import Connection
 
 if TYPE_CHECKING:
+    from host.ssh import Connection
     from host.target import Target
 
 JsonObject = Mapping[str, object]
@@ -35,8 +35,10 @@ class AgentClient:
     """Runs the agent's operations on one host over one connection; usable from several threads."""
 
     def __init__(self, target: Target, *, on_progress: Callable[[str], None] = _ignore) -> None:
+        from host.ssh import Connection  # noqa: PLC0415  asyncssh takes 0.2 s, and most processes never connect
+
         self._root = target.root
-        self._connection = Connection(target)
+        self._connection: Connection = Connection(target)
         self._on_progress = on_progress
 
     def facts(self, request: JsonObject) -> JsonObject:

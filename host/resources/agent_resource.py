@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pulumi.dynamic import CreateResult, DiffResult, ReadResult, Resource, ResourceProvider, UpdateResult
 
-from host.facts import parse_facts
 from host.resources.session import HostResourceProvider, Properties, readable, whole
 
 if TYPE_CHECKING:
@@ -16,6 +15,7 @@ if TYPE_CHECKING:
     from pulumi import Input, ResourceOptions
 
     from topology.facts import Facts
+
 
 OBSERVED = "observed"
 """The output that says what the host had when it was last looked at; drift is its difference from what is wanted."""
@@ -77,6 +77,8 @@ class AgentResourceProvider(HostResourceProvider):
     @readable
     def read(self, id_: str, props: Properties) -> ReadResult:
         """Observe the host; a thing that is gone reads as deleted."""
+        from host.facts import parse_facts  # noqa: PLC0415  as in `client`
+
         props = _whole(props)
         facts = parse_facts(self.client().facts(self.facts_request(props)), "the host's agent")
         observed = self.observe(facts, props)

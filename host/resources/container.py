@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from host.resources.agent_resource import AgentResourceProvider, ObservedResource
-from topology.lxc import passed_devices
 
 if TYPE_CHECKING:
     from host.resources.session import Properties
@@ -38,6 +37,8 @@ class ContainerGpusProvider(AgentResourceProvider):
 
     def observe(self, facts: Facts, inputs: Properties) -> object | None:
         """The PCI addresses of the GPUs it is given, in the bus's order."""
+        from topology.lxc import passed_devices  # noqa: PLC0415  as in `client`
+
         container = facts.container(int(str(inputs["vmid"])))
         return None if container is None else sorted(str(address) for address in passed_devices(container, facts))
 

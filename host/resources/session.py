@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 from pulumi.dynamic import ConfigureRequest, ResourceProvider
 
-from host.client import AgentClient
 from host.errors import HostError
-from host.target import target
-from topology.config import Host
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from host.client import AgentClient
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -65,7 +64,15 @@ class HostResourceProvider(ResourceProvider):
         self._private_key = req.config.get("sshPrivateKey")
 
     def client(self) -> AgentClient:
-        """The connection that all resources of this engine run share."""
+        """The connection that all resources of this engine run share.
+
+        A preview only compares inputs: what reaches a host is imported here, since it would double the time that the
+        provider's process takes to start.
+        """
+        from host.client import AgentClient  # noqa: PLC0415
+        from host.target import target  # noqa: PLC0415
+        from topology.config import Host  # noqa: PLC0415
+
         with _lock:
             if self._topology not in _clients:
                 where = target(

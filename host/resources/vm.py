@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from host.resources.agent_resource import AgentResourceProvider, ObservedResource
-from topology.compare import mapped_hostpci_count
 
 if TYPE_CHECKING:
     from host.resources.session import Properties
@@ -39,6 +38,8 @@ class VmGpusProvider(AgentResourceProvider):
 
     def observe(self, facts: Facts, inputs: Properties) -> object | None:
         """How many GPUs it is given through the mapping, and whether it runs where it must."""
+        from topology.compare import mapped_hostpci_count  # noqa: PLC0415  as in `client`
+
         vm = facts.vm(int(str(inputs["vmid"])))
         if vm is None:
             return None

@@ -117,7 +117,7 @@ def test_a_component_refuses_what_breaks_a_rule(
 
 def test_a_vm_managed_whole_has_an_entry_for_each_gpu() -> None:
     """The VM is made under SEV-SNP, with one hostpci entry of the mapping for each device, on PCI Express."""
-    [machine] = record(lambda: vm(whole=WHOLE)).children.values()
+    machine = record(lambda: vm(whole=WHOLE)).children["it-machine"]
     assert machine.type == "proxmoxve:index/vmLegacy:VmLegacy"
     assert [entry["device"] for entry in machine.inputs["hostpcis"]] == [f"hostpci{n}" for n in range(4)]
     for entry in machine.inputs["hostpcis"]:
@@ -131,9 +131,17 @@ def test_a_vm_managed_whole_has_an_entry_for_each_gpu() -> None:
     assert "::proxmox::" in machine.provider
 
 
+def test_a_vm_managed_whole_is_started_again_by_the_agent() -> None:
+    """The provider does not see that a drain stopped it, so the agent gives it its GPUs and its power state, after it."""
+    recording = record(lambda: vm(whole=WHOLE))
+    assert recording.children.keys() == {"it-machine", "it-gpus"}
+    assert "it-machine" in recording.before("it-gpus")
+    assert recording.children["it-gpus"].inputs["start"] is True
+
+
 def test_a_vm_without_snp_asks_for_none() -> None:
     """SEV-SNP is set only where the stack file asks for it."""
-    [machine] = record(lambda: vm(whole=WHOLE, sev_snp=False)).children.values()
+    machine = record(lambda: vm(whole=WHOLE, sev_snp=False)).children["it-machine"]
     assert "amdSev" not in machine.inputs
 
 

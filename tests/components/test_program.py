@@ -10,7 +10,7 @@ import pulumi
 import pytest
 from pulumi_proxmoxve import Provider
 
-from components import program
+from components import carry_out, settings
 from tests.components.recording import Secret, record
 from tests.facts import hosts
 from topology.problem import TopologyError
@@ -42,7 +42,7 @@ def refusal(act: Callable[[], Any], values: dict[str, str], *, secret: bool = Tr
 @pytest.mark.parametrize("name", ["sshPrivateKey", "proxmoxApiToken", "serviceApiKeys"])
 def test_a_secret_in_clear_is_refused_and_not_repeated(name: str) -> None:
     """A secret that was set without --secret stands in the stack file: it is named, its value is not."""
-    said = refusal(lambda: program._secret(name), {name: KEY}, secret=False)
+    said = refusal(lambda: settings.secret_setting(name), {name: KEY}, secret=False)
     assert f"gpu-topology:{name}: stands in the stack file in clear" in said
     assert f"pulumi config set --secret {name}" in said
     assert KEY not in said
@@ -50,8 +50,8 @@ def test_a_secret_in_clear_is_refused_and_not_repeated(name: str) -> None:
 
 def test_a_secret_is_read() -> None:
     """One that is kept encrypted arrives; one that is not there is none."""
-    assert configured(lambda: program._secret("sshPrivateKey"), {"sshPrivateKey": KEY}) == KEY
-    assert configured(lambda: program._secret("sshPrivateKey"), {}) is None
+    assert configured(lambda: settings.secret_setting("sshPrivateKey"), {"sshPrivateKey": KEY}) == KEY
+    assert configured(lambda: settings.secret_setting("sshPrivateKey"), {}) is None
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_a_secret_is_read() -> None:
 )
 def test_api_keys_that_belong_to_no_service_are_refused(keys: str, said: str) -> None:
     """A key for a service that is not there would be left out silently; no key is repeated."""
-    text = refusal(lambda: program._api_keys(hosts.split()), {"serviceApiKeys": keys})
+    text = refusal(lambda: settings.api_key_settings(hosts.split()), {"serviceApiKeys": keys})
     assert f"gpu-topology:serviceApiKeys: {said}" in text
     assert "the services are sglang-qwen" in text
     assert KEY not in text
@@ -75,18 +75,18 @@ def test_credentials_stay_secret() -> None:
     """API keys and Proxmox's credentials go on as secrets, for the state holds what they are given to."""
 
     def use() -> None:
-        program._proxmox(hosts.split().proxmox)
-        [(service, key)] = program._api_keys(hosts.split()).items()
+        carry_out.proxmox_provider(hosts.split().proxmox)
+        [(service, key)] = settings.api_key_settings(hosts.split()).items()
         Provider(service, api_token=key)
 
     values = {"proxmoxApiToken": KEY, "proxmoxPassword": KEY, "serviceApiKeys": json.dumps({"sglang-qwen": KEY})}
     made = {r.name: r.inputs for r in record(lambda: configured(use, values)).resources.values()}
     hidden = (made["proxmox"]["apiToken"], made["proxmox"]["password"], made["sglang-qwen"]["apiToken"])
     assert hidden == (Secret(KEY), Secret(KEY), Secret(KEY))
-    assert configured(lambda: program._api_keys(hosts.split()), {}) == {}
+    assert configured(lambda: settings.api_key_settings(hosts.split()), {}) == {}
 
 
 @pytest.mark.parametrize(("value", "said"), [("kpro6", "is a str"), ("[]", "is a list"), ("[", "is a str")])
 def test_a_topology_that_is_no_mapping_is_named(value: str, said: str) -> None:
     """A text where the topology must be ends in a message of the loader's."""
-    assert f"gpu-topology:topology: {said}" in refusal(program._topology, {"topology": value}, secret=False)
+    assert f"gpu-topology:topology: {said}" in refusal(settings.topology_setting, {"topology": value}, secret=False)

@@ -58,7 +58,7 @@ class FakeClient:
 def made(monkeypatch: pytest.MonkeyPatch) -> list[Target]:
     """The targets of the clients that were made."""
     targets: list[Target] = []
-    monkeypatch.setattr(session, "AgentClient", type("Client", (FakeClient,), {"made": targets}))
+    monkeypatch.setattr("host.client.AgentClient", type("Client", (FakeClient,), {"made": targets}))
     monkeypatch.setattr(session, "_clients", {})
     return targets
 
@@ -146,7 +146,7 @@ def test_progress_reaches_the_person(
 ) -> None:
     """A line of the host's progress goes to standard error, which the engine shows, unless it is turned off."""
     heard: list[Any] = []
-    monkeypatch.setattr(session, "AgentClient", lambda _target, on_progress: heard.append(on_progress))
+    monkeypatch.setattr("host.client.AgentClient", lambda _target, on_progress: heard.append(on_progress))
     monkeypatch.setattr(session, "_clients", {})
     monkeypatch.setenv("GPU_TOPOLOGY_PROGRESS", shown)
     _configured(KEY).client()

@@ -62,6 +62,16 @@ def test_a_vm_that_need_not_run_is_left_as_found(split: Hypervisor) -> None:
     assert not running(split)
 
 
+def test_a_vm_that_a_drain_stopped_runs_again(split: Hypervisor) -> None:
+    """Without `start` its power state is left alone: what ran before its cards moved runs afterwards."""
+    split.done("vm", vm_request(NODE_1))
+    assert split.done("drain", bind_request("confidential", NODE_1, "nvidia"))["drained"] == ["VM 200"]
+    assert not running(split)
+    split.done("vm", vm_request(NODE_1, start=False))
+    assert running(split)
+    assert {"kind": "vm", "vmid": 200} not in split.ledger()["drained"]
+
+
 def test_foreign_entries_stay(split: Hypervisor) -> None:
     """A network card that somebody passes keeps its entry, and ours take the free ones."""
     place = split.root / VM_CONFIG

@@ -139,6 +139,17 @@ def test_a_service_left_drained_is_started_again() -> None:
     assert fresh(drifted(stopped)) == {"service:sglang-qwen"}
 
 
+def test_a_vm_that_a_run_left_drained_is_started() -> None:
+    """A VM whose power state is left alone, and that ran until a drain stopped it, is acted on; a stopped one is not."""
+    raw_topology, raw = hosts.raw_split(), after_split()
+    raw_topology["vms"]["200"]["start"] = False
+    next(vm for vm in raw["vms"] if vm["vmid"] == 200)["status"] = "stopped"
+    topology = load_topology(raw_topology)
+    assert not fresh(hosts.plan(topology, Facts.model_validate(raw)))
+    raw["ledger"]["drained"] = [{"kind": "vm", "vmid": 200}]
+    assert fresh(hosts.plan(topology, Facts.model_validate(raw))) == {"vm:200"}
+
+
 def test_a_stopped_service_is_started() -> None:
     """A service that somebody stopped is drift, and its unit is not."""
 

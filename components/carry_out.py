@@ -1,0 +1,72 @@
+"""Plan and build: what the program does once the host has told what it is.
+
+A module of its own, since it takes as long to load as the host takes to answer: the two happen at once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pulumi
+from pulumi_proxmoxve import Provider
+
+from components.access import HostAccess
+from components.hypervisor import HypervisorArgs, build_hypervisor
+from components.settings import api_key_settings, secret_setting
+from host.resources.canonical import read_copy
+from topology.export import topology_output
+from topology.plan import make_plan
+from topology.rules import service_fit
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from host.target import Target
+    from topology.config import Proxmox, Topology
+    from topology.facts import Facts
+
+_BUNDLE_FOLDER = ".cache"
+
+
+def carry_out(topology: Topology, facts: Facts, where: Target, base: Path) -> None:
+    """Plan, say what differs, build the components, and export the topology.
+
+    Raises:
+        TopologyError: the host, or what is to be on it, breaks rules.
+    """
+    plan = make_plan(topology, facts, base=base, read_local=lambda path: read_copy(path, base))
+    for warning in plan.warnings:
+        pulumi.warn(str(warning))
+    fits = [f"service {service.name} at tp {service.tp}: {service_fit(service)}" for service in plan.spec.services]
+    for line in (*plan.changes, *fits):
+        pulumi.info(str(line))
+    build_hypervisor(
+        HypervisorArgs(
+            plan=plan,
+            access=HostAccess.to(where),
+            provider=proxmox_provider(topology.proxmox),
+            bundle_folder=base / _BUNDLE_FOLDER,
+            api_keys=api_key_settings(topology),
+        ),
+    )
+    pulumi.export("topology", topology_output(plan.spec))
+
+
+def proxmox_provider(proxmox: Proxmox | None) -> Provider | None:
+    """The provider of Proxmox's API, where the stack file has one; its credentials stay secret."""
+    if proxmox is None:
+        return None
+    token, password = secret_setting("proxmoxApiToken"), secret_setting("proxmoxPassword")
+    # With neither, the provider takes PROXMOX_VE_API_TOKEN or PROXMOX_VE_PASSWORD from the environment.
+    return Provider(
+        "proxmox",
+        endpoint=proxmox.endpoint,
+        insecure=proxmox.insecure,
+        api_token=_hidden(token),
+        username=None if password is None else proxmox.username,
+        password=_hidden(password),
+    )
+
+
+def _hidden(value: str | None) -> pulumi.Output[str] | None:
+    return None if value is None else pulumi.Output.secret(value)

@@ -10,7 +10,7 @@ from topology.changes import ABSENT, Change
 from topology.compare import hostpci, hostpci_changes, same_devices
 from topology.lxc import container_changes
 from topology.plan_pools import pool_spec
-from topology.revision import ADOPTED, revision
+from topology.revision import revision
 from topology.spec import ContainerSpec, VmSpec, WholeVmSpec
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def plan_container(vmid: int, topology: Topology, facts: Facts) -> PlannedContai
 
 
 def plan_vm(vmid: int, topology: Topology, facts: Facts, mapping: MappingSpec) -> PlannedVm:
-    """Plan a VM's hostpci entries; one that is created whole is Proxmox's API's to compare."""
+    """Plan a VM's hostpci entries and power state; Proxmox's API compares the rest of one that is created whole."""
     vm = topology.vms[vmid]
     pool = pool_spec(vm.pool, topology, facts)
     found = facts.vm(vmid)
@@ -91,9 +91,7 @@ def plan_vm(vmid: int, topology: Topology, facts: Facts, mapping: MappingSpec) -
         cpu=vm.whole.cpu_type if vm.whole else _value(config, "cpu"),
         args="" if vm.whole else _value(config, "args"),
         whole=_whole(vm.whole),
-        revision=ADOPTED
-        if vm.whole
-        else revision(
+        revision=revision(
             f"vm:{vmid}",
             as_wanted=not changes,
             desired={"mapping": vm.mapping, "devices": sorted(pool.addresses), "start": vm.start},
@@ -114,7 +112,8 @@ def _vm_changes(vmid: int, topology: Topology, facts: Facts, mapping: MappingSpe
     if found.status == "running" and have is not None and not same_devices(have, mapping):
         # Its entries stay the same words, but a running machine keeps the devices that it was started with.
         yield Change(f"vm {vmid}", "devices", "those of the mapping before", "those of the mapping after a restart")
-    if vm.start and found.status != "running":
+    drained = any((e.get("kind"), e.get("vmid")) == ("vm", vmid) for e in facts.ledger.drained)
+    if (vm.start or drained) and found.status != "running":
         yield Change(f"vm {vmid}", "state", found.status or "unknown", "running")
 
 

@@ -28,8 +28,10 @@ START_LIMIT = 600.0
 def vm(operation: Operation, request: Request) -> dict[str, Json]:
     """Give a VM its pool's devices through a mapping; foreign hostpci entries stay."""
     vmid, mapping, devices = request.number("vmid"), request.text("mapping"), request.addresses("devices")
-    start, stop_limit = request.flag("start", default=False), request.seconds("stop_timeout_s", 120.0)
-    system = operation.system
+    stop_limit, system = request.seconds("stop_timeout_s", 120.0), operation.system
+    drained: dict[str, Json] = {"kind": "vm", "vmid": vmid}
+    # One whose power state is left alone, and that ran until a drain stopped it, runs again.
+    start = request.flag("start", default=False) or drained in operation.ledger.drained
     text = need_vm(system, vmid)
     _need_mapping(system, mapping, devices)
     value = f"mapping={mapping}"
@@ -55,7 +57,7 @@ def vm(operation: Operation, request: Request) -> dict[str, Json]:
     if start or running:
         _verify_running(system, vmid, devices)
     operation.ledger.manage_guest("vms", vmid)
-    operation.ledger.forget_drained({"kind": "vm", "vmid": vmid})
+    operation.ledger.forget_drained(drained)
     record_revision(operation, f"vm:{vmid}", request)
     return {"vmid": vmid, "hostpci": dict(hostpci(need_vm(system, vmid)))}
 

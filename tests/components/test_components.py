@@ -132,7 +132,7 @@ def test_a_vm_managed_whole_has_an_entry_for_each_gpu() -> None:
 
 
 def test_a_vm_managed_whole_is_started_again_by_the_agent() -> None:
-    """The provider does not see that a drain stopped it, so the agent gives it its GPUs and its power state, after it."""
+    """The provider does not see that a drain stopped it, so the agent gives it GPUs and power state, after it."""
     recording = record(lambda: vm(whole=WHOLE))
     assert recording.children.keys() == {"it-machine", "it-gpus"}
     assert "it-machine" in recording.before("it-gpus")

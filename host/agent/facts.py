@@ -33,6 +33,11 @@ PRIVATE = ("found", "previous", "outdated")
 """What only the agent needs of its ledger: whole files as they were found, secrets in them included."""
 
 
+def version(_system: System, _request: Request) -> dict[str, Json]:
+    """The format of the facts."""
+    return {"version": VERSION}
+
+
 def facts(system: System, request: Request) -> dict[str, Json]:
     """Read everything; what could not be read is null and named in `errors`."""
     root, pci = system.root, Pci(system.root)

@@ -7,51 +7,42 @@ import json
 import signal
 import sys
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .bind import bind, release
-from .container import container, container_release
-from .drain import drain
-from .facts import VERSION, facts
-from .operation import register, run_mutating
 from .request import Request
 from .result import EXIT_CODES, AgentError, BadRequestError, FailedError, Json
 from .root import Root
-from .service import serve, stop
 from .system import System
-from .uninstall import uninstall
-from .unit import unit, unit_release
-from .verify import check_pool, verify
-from .vm import vm, vm_release
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import FrameType
 
-    from .operation import Operation
-
 Fields = dict[str, Json]
 
-READING: dict[str, Callable[[System, Request], Fields]] = {
-    "check-pool": check_pool,
-    "facts": facts,
-    "verify": verify,
-    "version": lambda _system, _request: {"version": VERSION},
+# An operation's module and function. Only the one asked for is loaded: a zipapp holds source, and compiling all of it
+# would take longer than reading a host's facts does.
+READING = {
+    "check-pool": ("verify", "check_pool"),
+    "facts": ("facts", "facts"),
+    "verify": ("verify", "verify"),
+    "version": ("facts", "version"),
 }
-MUTATING: dict[str, Callable[[Operation, Request], Fields]] = {
-    "bind": bind,
-    "container": container,
-    "container-release": container_release,
-    "drain": drain,
-    "register": register,
-    "release": release,
-    "serve": serve,
-    "stop": stop,
-    "unit": unit,
-    "unit-release": unit_release,
-    "vm": vm,
-    "vm-release": vm_release,
+MUTATING = {
+    "bind": ("bind", "bind"),
+    "container": ("container", "container"),
+    "container-release": ("container", "container_release"),
+    "drain": ("drain", "drain"),
+    "register": ("operation", "register"),
+    "release": ("bind", "release"),
+    "serve": ("service", "serve"),
+    "stop": ("service", "stop"),
+    "unit": ("unit", "unit"),
+    "unit-release": ("unit", "unit_release"),
+    "vm": ("vm", "vm"),
+    "vm-release": ("vm", "vm_release"),
 }
 UNINSTALL = "uninstall"
 
@@ -80,16 +71,22 @@ def perform(system: System, operation: str, request: Request) -> Fields:
     """One operation's result; AgentError when it did not succeed."""
     try:
         if operation == UNINSTALL:
-            return uninstall(system, request)
+            return _function("uninstall", "uninstall")(system, request)
         if read := READING.get(operation):
-            return {"ok": True, "changed": False, "steps": [], **read(system, request)}
-        return run_mutating(system, operation, request, MUTATING[operation])
+            return {"ok": True, "changed": False, "steps": [], **_function(*read)(system, request)}
+        run_mutating = _function("operation", "run_mutating")
+        return run_mutating(system, operation, request, _function(*MUTATING[operation]))
     except AgentError:
         raise
     except Exception as error:
         raise FailedError(
             f"{operation} failed unexpectedly ({type(error).__name__}: {error}). Nothing was changed"
         ) from error
+
+
+def _function(module: str, name: str) -> Callable[..., Fields]:
+    function: Callable[..., Fields] = getattr(import_module(f".{module}", __package__), name)
+    return function
 
 
 def _parser() -> argparse.ArgumentParser:

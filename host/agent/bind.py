@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
@@ -11,10 +12,10 @@ from .pci import VFIO, Address, Pci, slot_of
 from .persist import need_driverctl, persist
 from .rebind import Binding, load, move, probe, read_binding, restore, set_override, unbind
 from .request import Request
-from .result import BadRequestError, Json
+from .result import AgentError, BadRequestError, Json
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from .operation import Operation
     from .system import System
@@ -27,16 +28,17 @@ def bind(operation: Operation, request: Request) -> dict[str, Json]:
     if shared := sorted({slot_of(one) for one in devices} & {slot_of(one) for one in others}):
         raise BadRequestError(f"{', '.join(shared)} is in pool {pool} and in another: one device has one owner")
     system, pci = operation.system, Pci(operation.system.root)
-    need_devices(pci, devices)
-    wanted = {address: _wanted(operation, pci, address, driver) for address in _with_functions(pci, devices)}
-    now = {address: read_binding(system, address) for address in wanted}
-    changing = [address for address in wanted if not wanted[address].met_by(now[address])]
-    leaving = _leaving(operation, devices, others)
-    if changing or leaving:
-        need_driverctl(system)
     managed, limits, unbind_limit = request.managed(), Limits.of(request), request.seconds("unbind_timeout_s", 60.0)
-    moving = [address for address in changing if not wanted[address].live(now[address])]
-    drain_devices(operation, pool, [*moving, *_moving_back(operation, pci, leaving)], managed, limits)
+    with _or_start_drained(operation):
+        need_devices(pci, devices)
+        wanted = {address: _wanted(operation, pci, address, driver) for address in _with_functions(pci, devices)}
+        now = {address: read_binding(system, address) for address in wanted}
+        changing = [address for address in wanted if not wanted[address].met_by(now[address])]
+        leaving = _leaving(operation, devices, others)
+        if changing or leaving:
+            need_driverctl(system)
+        moving = [address for address in changing if not wanted[address].live(now[address])]
+        drain_devices(operation, pool, [*moving, *_moving_back(operation, pci, leaving)], managed, limits)
     operation.undo_with("start what was drained", lambda: start_drained(operation))
     _own(operation, pool, wanted, now)
     for address in changing:
@@ -50,6 +52,18 @@ def bind(operation: Operation, request: Request) -> dict[str, Json]:
     operation.ledger.manage(managed)
     record_revision(operation, f"binding:{pool}", request)
     return {"devices": [_result(system, pci, address) for address in devices], "handed_back": [*leaving]}
+
+
+@contextlib.contextmanager
+def _or_start_drained(operation: Operation) -> Iterator[None]:
+    """A binding that is refused before it changes anything undoes the drain that came before it, too."""
+    try:
+        yield
+    except AgentError:
+        if not operation.changed and operation.ledger.drained:
+            operation.undo_with("start what was drained", lambda: start_drained(operation))
+            operation.begin("give the binding up")
+        raise
 
 
 def release(operation: Operation, request: Request) -> dict[str, Json]:

@@ -11,6 +11,7 @@ from . import lxc_config
 from .guests import container_config, need_inside, shut_down, status, vm_config
 from .holders import Holder, find_holders
 from .pci import NVIDIA, VFIO, Address, Pci
+from .persist import need_driverctl
 from .request import Managed, Request, Service
 from .result import BadRequestError, FailedError, Json, RefusedError
 from .vm_config import refers_to
@@ -50,6 +51,8 @@ def drain(operation: Operation, request: Request) -> dict[str, Json]:
     need_devices(pci, devices)
     changing = [device for device in devices if pci.driver(device) != driver]
     pool = request.text("pool")
+    if changing:
+        need_driverctl(operation.system)
     stopped = drain_devices(operation, pool, changing, request.managed(), Limits.of(request))
     record_revision(operation, f"drain:{pool}", request)
     operation.ledger.manage(request.managed())

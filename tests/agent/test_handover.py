@@ -70,6 +70,19 @@ def test_a_holder_that_is_not_ours_is_refused_before_anything_is_stopped(kpro6: 
     assert not kpro6.simulator.events("service.stop")  # type: ignore[arg-type]
 
 
+def test_a_binding_that_is_refused_starts_again_what_was_drained_for_it(kpro6: Hypervisor) -> None:
+    """A foreign process that came after the drain leaves no dead service: the drain is undone with the binding."""
+    kpro6.done("drain", to_vfio())
+    kpro6.simulator.faults.foreign_process(NODE_1[0])
+    answer = kpro6.agent("bind", to_vfio())
+    assert (answer.code, answer["outcome"]) == (4, "undone")
+    assert "this program does not manage it" in answer["message"]
+    assert kpro6.drivers() == ALL_NVIDIA
+    assert kpro6.ledger()["drained"] == []
+    assert kpro6.facts()["nvidia"]["persistenced"] == "active"
+    assert kpro6.facts(services=[SERVICE])["services"][0]["active"] == "active"
+
+
 def test_a_foreign_process_in_a_container_is_named_with_its_guest(kpro6: Hypervisor) -> None:
     """The refusal says in which container the holder is."""
     kpro6.simulator.faults.foreign_process(NODE_1[1], container=129)

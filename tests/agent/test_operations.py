@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from host.agent.drain import drain
 from host.agent.ledger import FILE, Ledger
 from host.agent.operation import Operation, run_mutating
 from host.agent.request import Request
@@ -19,6 +20,7 @@ from host.agent.result import (
     StuckError,
 )
 from host.agent.root import Root
+from host.agent.system import System
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -125,3 +127,14 @@ def test_the_journal_tells_where_a_killed_run_stopped(files: Files) -> None:
     result = run_mutating(files.system, "drain", request, lambda _o, _r: {})
     assert "an earlier bind was cut off at «0000:81:00.0" in str(result["steps"])
     assert Ledger(Root(files.folder)).data["operation"] is None
+
+
+def test_a_host_without_driverctl_is_refused_before_anything_is_stopped(
+    files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing there would bind the cards again at boot: that is said by the drain, while the service still runs."""
+    files.gpu("0000:81:00.0", driver="nvidia", minor=4)
+    monkeypatch.setattr(System, "has", lambda _self, command: command != "driverctl")
+    request = Request.of({"pool": "confidential", "driver": "vfio-pci", "devices": ["0000:81:00.0"]})
+    with pytest.raises(RefusedError, match="driverctl is not installed"):
+        run_mutating(files.system, "drain", request, drain)

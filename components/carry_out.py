@@ -5,6 +5,7 @@ A module of its own, since it takes as long to load as the host takes to answer:
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pulumi
@@ -13,7 +14,10 @@ from pulumi_proxmoxve import Provider
 from components.access import HostAccess
 from components.hypervisor import HypervisorArgs, build_hypervisor
 from components.settings import api_key_settings, secret_setting
+from host.errors import HostError
+from host.facts import live_facts
 from host.resources.canonical import read_copy
+from topology.config import FactsSource
 from topology.export import topology_output
 from topology.plan import make_plan
 from topology.rules import service_fit
@@ -24,6 +28,7 @@ if TYPE_CHECKING:
     from host.target import Target
     from topology.config import Proxmox, Topology
     from topology.facts import Facts
+    from topology.plan import Plan
 
 _BUNDLE_FOLDER = ".cache"
 
@@ -33,8 +38,12 @@ def carry_out(topology: Topology, facts: Facts, where: Target, base: Path) -> No
 
     Raises:
         TopologyError: the host, or what is to be on it, breaks rules.
+        HostError: the facts were recorded, and an `up` would carry out another plan on the live host.
     """
-    plan = make_plan(topology, facts, base=base, read_local=lambda path: read_copy(path, base))
+    planned = partial(make_plan, topology, base=base, read_local=lambda path: read_copy(path, base))
+    plan = planned(facts)
+    if topology.host.facts is FactsSource.RECORDED and not pulumi.runtime.is_dry_run():
+        need_same_plan(plan, planned(live_facts(topology, where)))
     for warning in plan.warnings:
         pulumi.warn(str(warning))
     fits = [f"service {service.name} at tp {service.tp}: {service_fit(service)}" for service in plan.spec.services]
@@ -50,6 +59,17 @@ def carry_out(topology: Topology, facts: Facts, where: Target, base: Path) -> No
         ),
     )
     pulumi.export("topology", topology_output(plan.spec))
+
+
+def need_same_plan(recorded: Plan, live: Plan) -> None:
+    """Refuse to carry out a plan of recorded facts that the live host would not get, such as an older unit's text."""
+    if recorded.spec == live.spec:
+        return
+    differing = "; ".join(sorted(map(str, {*recorded.changes} ^ {*live.changes}))) or "revisions"
+    raise HostError(
+        f"the recorded facts are not those of the host any more: planned on the live host, {differing} would differ. "
+        "Rule: only what was previewed is carried out. Fix: record them again with `gpu-topology record`, and preview"
+    )
 
 
 def proxmox_provider(proxmox: Proxmox | None) -> Provider | None:

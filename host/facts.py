@@ -40,6 +40,15 @@ def gather_facts(topology: Topology, target: Target, *, recorded: Path) -> Facts
     """
     if topology.host.facts is FactsSource.RECORDED:
         return read_facts(recorded)
+    return live_facts(topology, target)
+
+
+def live_facts(topology: Topology, target: Target) -> Facts:
+    """The facts of the live host.
+
+    Raises:
+        HostError: the host cannot be asked.
+    """
     with AgentClient(target) as client:
         return parse_facts(client.facts(facts_request(topology)), f"{target.address}'s agent")
 

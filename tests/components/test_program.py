@@ -11,8 +11,10 @@ import pytest
 from pulumi_proxmoxve import Provider
 
 from components import carry_out, settings
+from host.errors import HostError
 from tests.components.recording import Secret, record
 from tests.facts import hosts
+from topology.facts import Facts
 from topology.problem import TopologyError
 
 if TYPE_CHECKING:
@@ -90,3 +92,20 @@ def test_credentials_stay_secret() -> None:
 def test_a_topology_that_is_no_mapping_is_named(value: str, said: str) -> None:
     """A text where the topology must be ends in a message of the loader's."""
     assert f"gpu-topology:topology: {said}" in refusal(settings.topology_setting, {"topology": value}, secret=False)
+
+
+def test_a_recording_that_still_holds_is_carried_out() -> None:
+    """Facts that were recorded, and a live host that gives the same plan though other processes run there by now."""
+    raw = hosts.raw_facts("kpro6", "found")
+    recorded = hosts.plan(hosts.split(), Facts.model_validate(raw))
+    raw["services"][0]["main_pid"] = 77
+    carry_out.need_same_plan(recorded, hosts.plan(hosts.split(), Facts.model_validate(raw)))
+
+
+def test_a_recording_that_no_longer_holds_is_refused() -> None:
+    """A unit that was edited since would be overwritten by what was recorded of it."""
+    raw = hosts.raw_facts("kpro6", "found")
+    recorded = hosts.plan(hosts.whole(), Facts.model_validate(raw))
+    raw["services"][0]["text"] = raw["services"][0]["text"].replace("--tp 8", "--tp 4")
+    with pytest.raises(HostError, match=r"service sglang-qwen: tp 4 -> 8.*gpu-topology record"):
+        carry_out.need_same_plan(recorded, hosts.plan(hosts.whole(), Facts.model_validate(raw)))

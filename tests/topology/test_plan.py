@@ -140,7 +140,7 @@ def test_a_service_left_drained_is_started_again() -> None:
 
 
 def test_a_vm_that_a_run_left_drained_is_started() -> None:
-    """Where the power state is left alone, a VM that a drain stopped is acted on, and one that a person stopped is not."""
+    """Where its power state is left alone, a VM that a drain stopped is acted on, one that a person stopped is not."""
     raw_topology, raw = hosts.raw_split(), after_split()
     raw_topology["vms"]["200"]["start"] = False
     next(vm for vm in raw["vms"] if vm["vmid"] == 200)["status"] = "stopped"

@@ -21,9 +21,6 @@ Port = Annotated[int, Field(ge=1, le=65535)]
 ArgumentValue = str | int | float | bool | tuple[str | int | float, ...]
 EnvironmentName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
-_MAX_HOSTPCI = 16
-"""hostpci0 to hostpci15: Proxmox VE's limit (pve-docs, qm-pci-passthrough.adoc)."""
-
 
 class _Strict(BaseModel):
     """Frozen, camelCase in YAML, unknown keys refused."""

@@ -89,10 +89,6 @@ class Pci:
         name = self.root.link_name(f"{DEVICES}/{address}/iommu_group")
         return int(name) if name and name.isdigit() else None
 
-    def group_members(self, group: int) -> list[Address]:
-        """Every function of an IOMMU group."""
-        return [Address(name) for name in self.root.names(f"/sys/kernel/iommu_groups/{group}/devices")]
-
     def functions(self, address: Address) -> list[Address]:
         """All functions of its slot: a card's audio or USB function goes where its GPU goes."""
         slot = slot_of(address)

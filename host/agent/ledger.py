@@ -12,6 +12,7 @@ from .request import Managed, Request, Service
 from .result import FailedError, Json, RefusedError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     from .root import Root
@@ -37,6 +38,7 @@ def empty() -> Object:
         "pending": [],
         "quieted": [],
         "managed": {"services": [], "vms": [], "containers": []},
+        "configured": None,
         "operation": None,
     }
 
@@ -142,6 +144,18 @@ class Ledger:
     def managed(self) -> Managed:
         """What this program manages, also from earlier configurations."""
         return Request({"managed": self.data["managed"]}).managed()
+
+    @property
+    def configured(self) -> frozenset[tuple[str, int | None]] | None:
+        """Unit and container of each service of the present configuration; None where nobody told yet."""
+        if self.data["configured"] is None:
+            return None
+        told = Request({"managed": {"services": self.data["configured"]}}).managed()
+        return frozenset((one.unit, one.container) for one in told.services)
+
+    def configure(self, services: Iterable[Service]) -> None:
+        """Take these for the services of the present configuration."""
+        self.data["configured"] = [{"name": one.name, "unit": one.unit, "container": one.container} for one in services]
 
     def manage(self, managed: Managed) -> None:
         """Add to what this program manages."""

@@ -145,6 +145,7 @@ def _ended(operation: Operation, error: Exception) -> AgentError:
 def register(operation: Operation, request: Request) -> dict[str, Json]:
     """Learn what this program manages, so that a drain may stop it; the host is not touched."""
     operation.ledger.manage(request.managed())
+    operation.ledger.configure(request.managed().services)
     for vmid in request.object("managed").numbers("containers"):
         operation.ledger.manage_guest("containers", vmid)
     if request.has("revision"):

@@ -14,6 +14,7 @@ from .diagnose import Suspect, diagnose
 from .drain import record_revision
 from .facts_services import NCCL_CONF, assignments
 from .guests import container_config, need_inside, run_inside, status
+from .outgoing import make_way_for_service
 from .processes import SECRET, identity, main_processes, process, unit_environment, unit_pids
 from .readiness import NotReadyError, Server, wait_for_token
 from .request import Managed, Request, Service
@@ -54,6 +55,7 @@ def serve(operation: Operation, request: Request) -> dict[str, Json]:
     if reasons:
         operation.note(f"{service.unit} is to be started: {'; '.join(reasons)}")
         operation.undo_with(f"{service.unit} as before", partial(_back_to_previous, operation, request, server))
+        make_way_for_service(operation, service, request.addresses("devices"), RESTART_LIMIT)
         _restart(operation, server, reload=shown.get("NeedDaemonReload") == "yes")
     try:
         seconds, answer = wait_for_token(system, server)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from .drain import record_revision
 from .guests import VMS, shut_down, status, vm_config
 from .holders import find_holders
+from .outgoing import make_way_for_vm
 from .pci import VFIO, Address, Pci, slot_of
 from .request import Request
 from .result import BadRequestError, FailedError, Json, RefusedError
@@ -50,6 +51,8 @@ def vm(operation: Operation, request: Request) -> dict[str, Json]:
     deletes = [key for key in ours if key not in wanted]
     running = state == "running"
     live = not running or not devices or set(devices) <= set(_held(system, vmid, devices))
+    if start or running:
+        make_way_for_vm(operation, vmid, devices, stop_limit)
     if sets or deletes or not live:
         apply(operation, vmid, Change(sets, deletes, start or running, stop_limit))
     elif start and not running:
@@ -66,10 +69,11 @@ def vm_release(operation: Operation, request: Request) -> dict[str, Json]:
     """Take our entries from a VM, and give it back those that it was found with."""
     vmid, system = request.number("vmid"), operation.system
     entry = operation.ledger.table("found").get(f"vm:{vmid}")
-    text = vm_config(system, vmid)
+    text, withheld = vm_config(system, vmid), False
     if isinstance(entry, dict) and text is not None:
         before = entry["hostpci"] if isinstance(entry["hostpci"], dict) else {}
-        found = {key: str(value) for key, value in before.items()}
+        found = {key: str(value) for key, value in before.items() if _can_have(operation, str(value))}
+        withheld = len(found) < len(before)
         now = hostpci(text)
         # A mapping that is deleted by now says nothing of its devices; its name does.
         ours = own_entries(system, now, Request.of(entry).texts("mappings"), ())
@@ -77,9 +81,10 @@ def vm_release(operation: Operation, request: Request) -> dict[str, Json]:
         deletes = [key for key in ours if key not in found]
         if sets or deletes:
             # What it ran with is gone: it runs again only if it was found running, with what it had then.
-            again = entry["status"] == "running" and status(system, "qm", vmid) == "running"
+            again = not withheld and entry["status"] == "running" and status(system, "qm", vmid) == "running"
             apply(operation, vmid, Change(sets, deletes, again, request.seconds("stop_timeout_s", 120.0)))
-    operation.ledger.table("found").pop(f"vm:{vmid}", None)
+    if not withheld:  # else a later release, with its GPUs back on vfio-pci, gives it what it was found with
+        operation.ledger.table("found").pop(f"vm:{vmid}", None)
     operation.ledger.table("revisions").pop(f"vm:{vmid}", None)
     operation.ledger.unmanage_guest("vms", vmid)
     operation.ledger.forget_drained({"kind": "vm", "vmid": vmid})
@@ -95,6 +100,16 @@ def need_vm(system: System, vmid: int) -> str:
             "correct the VMID"
         )
     return text
+
+
+def _can_have(operation: Operation, value: str) -> bool:
+    """Whether a found entry can be given back: its GPUs are no nvidia pool's by now, and its mapping still exists."""
+    system, table = operation.system, operation.ledger.table("devices")
+    taken = {
+        slot_of(Address(one)) for one, entry in table.items() if isinstance(entry, dict) and entry["driver"] != VFIO
+    }
+    paths = paths_of(value, system.root)
+    return bool(paths) and not any(path in taken or slot_of(path) in taken for path in paths)
 
 
 def own_entries(

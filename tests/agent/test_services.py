@@ -286,3 +286,29 @@ def test_verify_names_every_difference(kpro6: Hypervisor) -> None:
         "VM 200 does not run",
     ):
         assert re.search(re.escape(words), answer["message"]), words
+
+
+def test_a_renamed_service_takes_the_cards_over(kpro6: Hypervisor) -> None:
+    """The unit under the old name, deleted only later, is stopped first and not enabled again: both want the GPUs."""
+    new = {"name": "renamed", "unit": "renamed.service"}
+    kpro6.done("register", {"managed": {"services": [SERVICE], "vms": [], "containers": [129]}})
+    kpro6.done("unit", unit_request(kpro6.unit_text()))
+    kpro6.done("register", {"managed": {"services": [{**SERVICE, **new}], "vms": [], "containers": [129]}})
+    path = "/etc/systemd/system/renamed.service"
+    kpro6.done("unit", unit_request(kpro6.unit_text(), path=path, **new))
+    kpro6.done("serve", serve_request(ALL, **new))
+    kpro6.done("stop", {**SERVICE})
+    kpro6.done("unit-release", {**SERVICE, "path": UNIT_PATH})
+    assert state(kpro6) == ("inactive", False)
+    assert kpro6.facts(services=[{**SERVICE, **new}])["services"][0]["active"] == "active"
+
+
+def test_a_service_beside_another_one_leaves_it_alone(kpro6: Hypervisor) -> None:
+    """Two configured services may share a container's cards: the start of the one does not stop the other."""
+    new = {"name": "second", "unit": "second.service"}
+    both = [SERVICE, {**SERVICE, **new}]
+    kpro6.done("register", {"managed": {"services": both, "vms": [], "containers": [129]}})
+    text = kpro6.unit_text().replace("--port 30000", "--port 30001")
+    kpro6.done("unit", unit_request(text, path="/etc/systemd/system/second.service", **new))
+    kpro6.done("serve", serve_request(ALL, port=30001, **new))
+    assert state(kpro6)[0] == "active"

@@ -177,3 +177,29 @@ def test_cards_of_one_iommu_group_are_held_together(start: Callable[[str], Hyper
     host.done("vm", vm_request(NODE_1))
     assert not host.done("vm", vm_request(NODE_1))["changed"]
     assert running(host)
+
+
+def test_release_gives_no_entry_back_whose_cards_serve_elsewhere(split: Hypervisor) -> None:
+    """Found entries of cards that a container's pool has by now would let two guests hold them: they wait."""
+    found = {f"hostpci{n}": "mapping=gpu-confidential,pcie=1" for n in range(4)}
+    place = split.root / VM_CONFIG
+    text = place.read_text()
+    place.write_text(text + "".join(f"{key}: {value}\n" for key, value in found.items()))
+    split.done("vm", vm_request(NODE_1))
+    split.done("bind", bind_request("serving", NODE_0 + NODE_1, "nvidia"))
+    split.done("vm-release", {"vmid": 200})
+    assert entries(split) == {}
+    split.done("bind", bind_request("confidential", NODE_1, "vfio-pci", others=NODE_0))
+    split.done("vm", vm_request(NODE_1))
+    split.done("vm-release", {"vmid": 200})
+    assert entries(split) == found
+
+
+def test_a_vm_takes_over_the_cards_of_one_that_is_left_out(split: Hypervisor) -> None:
+    """A pool that moves to another VM: the first, released only later, is stopped, or the second could not start."""
+    (split.root / "etc/pve/qemu-server/201.conf").write_text((split.root / VM_CONFIG).read_text())
+    split.done("vm", vm_request(NODE_1))
+    split.done("vm", vm_request(NODE_1, vmid=201))
+    states = {vm["vmid"]: vm["status"] for vm in split.facts(vms=[200, 201])["vms"]}
+    assert states == {200: "stopped", 201: "running"}
+    assert not split.done("vm", vm_request(NODE_1, vmid=201))["changed"]

@@ -59,6 +59,8 @@ class PciMapping(pulumi.ComponentResource):
                 delete_before_replace=True,
                 # Taken over as it is; one that differs and is in no state is Proxmox's to refuse, not ours to rewrite.
                 import_=mapping.name if _is_as_wanted(args) else None,
+                # One that was there before us stays when we go, since somebody's VM may name it.
+                retain_on_delete=args.found is not None and args.found.description != DEFAULT_COMMENT,
             ),
         )
         self.register_outputs({"name": mapping.name, "paths": [entry.path for entry in mapping.entries]})

@@ -44,6 +44,7 @@ class Registered:
     delete_before_replace: bool
     replace_on_changes: tuple[str, ...]
     import_id: str
+    retained: bool
     secret_outputs: tuple[str, ...]
 
 
@@ -184,6 +185,7 @@ def _registered(urn: str, request: resource_pb2.RegisterResourceRequest) -> Regi
         delete_before_replace=request.deleteBeforeReplace,
         replace_on_changes=tuple(request.replaceOnChanges),
         import_id=request.importId,
+        retained=request.retainOnDelete,
         secret_outputs=tuple(request.additionalSecretOutputs),
     )
 

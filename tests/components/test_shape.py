@@ -138,20 +138,22 @@ def test_a_mapping_cannot_be_renamed_in_place(recording: Recording) -> None:
 
 
 def test_a_mapping_that_the_host_has_is_imported(recording: Recording) -> None:
-    """Creating what is there already would fail; a mapping that is not there is created."""
-    assert recording.children["gpu-confidential-mapping"].import_id == ""
-    assert performed_again("split").children["gpu-confidential-mapping"].import_id == "gpu-confidential"
+    """Creating what is there already would fail; a mapping that is not there is created, and then is ours to delete."""
+    made, again = (one.children["gpu-confidential-mapping"] for one in (recording, performed_again("split")))
+    assert (made.import_id, again.import_id) == ("", "gpu-confidential")
+    assert (made.retained, again.retained) == (False, False)
 
 
 @pytest.mark.parametrize("comment", ["written by hand", None])
 def test_a_found_mapping_keeps_its_comment(comment: str | None) -> None:
-    """A comment that a person wrote on a mapping is no difference, nor is none: it is imported as it is."""
+    """A comment that a person wrote on a mapping is no difference, nor is none: it is imported, and kept, as it is."""
     raw = hosts.applied(story()["split"].plan, hosts.raw_facts("kpro6", "found"))
     raw["mappings"][0]["description"] = comment
     plan = hosts.plan(hosts.split(), Facts.model_validate(raw))
     mapping = built(plan).children["gpu-confidential-mapping"]
     assert mapping.inputs.get("comment") == comment
     assert mapping.import_id == "gpu-confidential"
+    assert mapping.retained
 
 
 def test_the_mapping_says_what_sysfs_says(act: Act, recording: Recording) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
 
 from topology.address import PciAddress
@@ -20,6 +20,18 @@ MappingName = Annotated[str, Field(pattern=r"^[a-zA-Z][a-zA-Z0-9_-]+$")]
 Port = Annotated[int, Field(ge=1, le=65535)]
 ArgumentValue = str | int | float | bool | tuple[str | int | float, ...]
 EnvironmentName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+
+
+def _no_rsa(key: str) -> str:
+    if key.startswith("ssh-rsa "):
+        raise ValueError(
+            "an RSA host key cannot be pinned, since pulumi-command's SSH client fails with one at a modern OpenSSH: "
+            "take the ed25519 key, `ssh-keyscan -t ed25519 ADDRESS` prints it"
+        )
+    return key
+
+
+HostKey = Annotated[str, AfterValidator(_no_rsa)]
 
 
 class _Strict(BaseModel):
@@ -55,7 +67,7 @@ class Proxy(_Strict):
     address: str
     port: Port = 22
     user: str = "root"
-    host_key: str = Field(description="one line in authorized_keys format, e.g. of `ssh-keyscan -t ed25519 ADDRESS`")
+    host_key: HostKey = Field(description="one line in authorized_keys format, of `ssh-keyscan -t ed25519 ADDRESS`")
 
 
 class Host(_Strict):
@@ -65,7 +77,7 @@ class Host(_Strict):
     address: str = Field(description="SSH address: a name or an IP address")
     port: Port = 22
     user: Literal["root"] = Field(default="root", description="sysfs, pct and qm need root")
-    host_key: str | None = Field(default=None, description="ed25519 public host key: `ssh-keyscan -t ed25519 ADDRESS`")
+    host_key: HostKey | None = Field(default=None, description="ed25519 host key: `ssh-keyscan -t ed25519 ADDRESS`")
     known_hosts: str | None = Field(default=None, description="a known_hosts file to take the host key from instead")
     identity_file: str | None = Field(
         default=None,

@@ -83,6 +83,13 @@ def test_every_problem_is_reported_at_once() -> None:
     assert list(_problems(raw)) == ["host.address", "pools.serving.colour", "pools.confidential.driver"]
 
 
+def test_an_rsa_host_key_is_refused() -> None:
+    """One that half of the connections could not use is named before any is opened."""
+    problem = _problems(_edited("host", "hostKey", value="ssh-rsa AAAAB3NzaC1yc2EAAAADAQAB"))["host.hostKey"]
+    assert "an RSA host key cannot be pinned" in problem.why
+    assert "ssh-keyscan -t ed25519" in problem.fix
+
+
 @pytest.mark.parametrize(
     ("path", "subject", "near"),
     [

@@ -59,11 +59,12 @@ def _known_host_key(host: Host, base: Path) -> str:
 
     named = str(host.known_hosts)
     hosts = asyncssh.import_known_hosts(_read(base, named, "host.knownHosts", "a known_hosts file"))
-    keys = hosts.match(host.address, "", host.port)[0]
+    # As in the configuration: pulumi-command fails with an RSA key.
+    keys = [key for key in hosts.match(host.address, "", host.port)[0] if key.get_algorithm() != "ssh-rsa"]
     if not keys:
         entry = host.address if host.port == 22 else f"[{host.address}]:{host.port}"
         raise HostError(
-            f"host.knownHosts: {named!r} has no key for {entry}. Rule: host keys are pinned. Fix: connect once with "
+            f"host.knownHosts: {named!r} has no ed25519 or ECDSA key for {entry}. Rule: host keys are pinned. Fix: connect once with "
             f"`ssh -p {host.port} {host.user}@{host.address}`, compare the fingerprint, or set host.hostKey instead",
         )
     best = min(keys, key=lambda key: key.get_algorithm() != "ssh-ed25519")

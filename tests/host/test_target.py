@@ -34,6 +34,17 @@ def test_a_known_hosts_file_is_read_by_address_and_port(tmp_path: Path, port: in
     assert found.split()[:2] == KEY.split()[:2]
 
 
+def test_an_rsa_key_of_a_known_hosts_file_is_passed_over(tmp_path: Path) -> None:
+    """Beside another key it is not taken, and alone it is as good as none."""
+    rsa = asyncssh.generate_private_key("ssh-rsa", key_size=2048).export_public_key().decode().strip()
+    known = tmp_path / "known"
+    known.write_text(f"192.0.2.6 {rsa}\n192.0.2.6 {KEY}\n")
+    assert target(_host(knownHosts="known"), private_key=None, base=tmp_path).host_key.split()[:2] == KEY.split()[:2]
+    known.write_text(f"192.0.2.6 {rsa}\n")
+    with pytest.raises(HostError, match=r"no ed25519 or ECDSA key for 192\.0\.2\.6"):
+        target(_host(knownHosts="known"), private_key=None, base=tmp_path)
+
+
 def test_a_known_hosts_file_without_the_host_is_an_error(tmp_path: Path) -> None:
     """A file with no key for the address says how to get one in."""
     (tmp_path / "known").write_text(f"elsewhere {KEY}\n")

@@ -64,8 +64,9 @@ def _known_host_key(host: Host, base: Path) -> str:
     if not keys:
         entry = host.address if host.port == 22 else f"[{host.address}]:{host.port}"
         raise HostError(
-            f"host.knownHosts: {named!r} has no ed25519 or ECDSA key for {entry}. Rule: host keys are pinned. Fix: connect once with "
-            f"`ssh -p {host.port} {host.user}@{host.address}`, compare the fingerprint, or set host.hostKey instead",
+            f"host.knownHosts: {named!r} has no ed25519 or ECDSA key for {entry}. Rule: host keys are pinned. Fix: "
+            f"connect once with `ssh -p {host.port} {host.user}@{host.address}`, compare the fingerprint, or set "
+            "host.hostKey instead",
         )
     best = min(keys, key=lambda key: key.get_algorithm() != "ssh-ed25519")
     return best.export_public_key().decode().strip()

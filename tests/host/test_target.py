@@ -48,7 +48,7 @@ def test_an_rsa_key_of_a_known_hosts_file_is_passed_over(tmp_path: Path) -> None
 def test_a_known_hosts_file_without_the_host_is_an_error(tmp_path: Path) -> None:
     """A file with no key for the address says how to get one in."""
     (tmp_path / "known").write_text(f"elsewhere {KEY}\n")
-    with pytest.raises(HostError, match=r"no key for 192\.0\.2\.6.*connect once with"):
+    with pytest.raises(HostError, match=r"no ed25519 or ECDSA key for 192\.0\.2\.6.*connect once with"):
         target(_host(knownHosts="known"), private_key=None, base=tmp_path)
 
 

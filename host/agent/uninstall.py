@@ -17,12 +17,17 @@ if TYPE_CHECKING:
 
 
 def uninstall(system: System, request: Request) -> dict[str, Json]:
-    """Remove the ledger, the lock file and the agent itself; refused while something is still to be handed back."""
+    """Remove the ledger, the lock file and the agent itself; refused while something is still to be handed back.
+
+    What a VM was found with and could not be given back when it was released, since a container had it, is told.
+    """
     root = system.root
     with host_lock(system, request.seconds("lock_wait_s", 120.0)):
         ledger = Ledger(root)
-        left = [*ledger.table("devices"), *ledger.table("found")]
-        if left:
+        managed = {f"vm:{vmid}" for vmid in ledger.managed.vms}
+        found = ledger.table("found")
+        withheld = {key: value for key, value in found.items() if key.startswith("vm:") and key not in managed}
+        if left := [*ledger.table("devices"), *(found.keys() - withheld.keys())]:
             raise RefusedError(
                 f"the ledger still answers for {', '.join(sorted(left))}: release them first (`pulumi destroy` does), "
                 "or what was found there could never be given back"
@@ -36,4 +41,7 @@ def uninstall(system: System, request: Request) -> dict[str, Json]:
             agent.unlink()
             removed.append(str(agent))
         root.at(LOCK).unlink(missing_ok=True)
-    return {"ok": True, "changed": bool(removed), "steps": [], "removed": removed}
+    result: dict[str, Json] = {"ok": True, "changed": bool(removed), "steps": [], "removed": removed}
+    if withheld:
+        result["not_given_back"] = withheld
+    return result

@@ -195,6 +195,19 @@ def test_release_gives_no_entry_back_whose_cards_serve_elsewhere(split: Hypervis
     assert entries(split) == found
 
 
+def test_an_entry_that_was_not_given_back_keeps_nothing_from_being_uninstalled(split: Hypervisor) -> None:
+    """Once no device is ours there is no later release: what the VM was found with is told, and nothing is left."""
+    place = split.root / VM_CONFIG
+    place.write_text(place.read_text() + "hostpci0: mapping=gpu-confidential,pcie=1\n")
+    split.done("vm", vm_request(NODE_1))
+    split.done("bind", bind_request("serving", NODE_0 + NODE_1, "nvidia"))
+    split.done("vm-release", {"vmid": 200})
+    split.done("release", bind_request("serving", [], "nvidia"))
+    told = split.done("uninstall")["not_given_back"]
+    assert told["vm:200"]["hostpci"] == {"hostpci0": "mapping=gpu-confidential,pcie=1"}
+    assert split.simulator.own_files() == []
+
+
 def test_a_vm_takes_over_the_cards_of_one_that_is_left_out(split: Hypervisor) -> None:
     """A pool that moves to another VM: the first, released only later, is stopped, or the second could not start."""
     (split.root / "etc/pve/qemu-server/201.conf").write_text((split.root / VM_CONFIG).read_text())

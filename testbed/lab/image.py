@@ -46,7 +46,7 @@ MASKED_IN_CONTAINER = (
 )  # fmt: skip
 TOOLS = {
     "usr/lib/testbed-lab/pct": "pct",
-    "usr/sbin/qm": "qm",
+    "usr/lib/testbed-lab/qm": "qm",
     "usr/bin/kvm": "kvm",
     "usr/bin/nvidia-smi": "nvidia_smi",
     "usr/bin/nvidia-persistenced": "persistenced",

@@ -37,8 +37,8 @@ SLOTS = (
 class Shape:
     """One machine: whether its cards have an audio function, as workstation cards do, and its IOMMU.
 
-    With `reversed_minors` the kernel finds the host bridges from the last, so that /dev/nvidiaN runs against the
-    addresses: a trap for whoever takes a minor for a position.
+    With `reversed_minors` the kernel finds the host bridges behind the first from the last, so that /dev/nvidiaN runs
+    against the addresses: a trap for whoever takes a minor for a position.
     """
 
     name: str

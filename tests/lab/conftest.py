@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # `make test` has neither the packages nor the minutes for an emulated machine; `make test-lab` sets the variable.
 collect_ignore_glob = [] if os.environ.get("GPU_TOPOLOGY_LAB") == "1" else ["test_*.py"]
 HOSTS = ("simulator", "lab")
-SPLIT = "split"
+READY, SPLIT = "ready", "split"
 TIMES = pytest.StashKey[dict[str, float]]()
 
 
@@ -33,10 +33,10 @@ class Machines:
         self._times = times
         self._current: Lab | None = None
 
-    def get(self, shape: Shape) -> Lab:
-        """A machine of this shape in its first state."""
+    def get(self, shape: Shape, state: str = READY) -> Lab:
+        """A machine of this shape in a saved state, or in its first one where there is none of that name."""
         if self._current is not None and self._current.shape == shape:
-            self._current.reset()
+            self._current.reset(state if self._current.has(state) else READY)
             return self._current
         self.stop()
         self._current = Lab(shape)
@@ -93,17 +93,24 @@ def host(request: pytest.FixtureRequest) -> Iterator[HostUnderTest]:
             yield simulated
 
 
-@pytest.fixture
-def halves(host: HostUnderTest) -> HostUnderTest:
+@pytest.fixture(params=HOSTS)
+def halves(request: pytest.FixtureRequest, machines: Machines) -> Iterator[HostUnderTest]:
     """kpro6 after the split, four cards each for the container and the VM; the lab is split once, then restored."""
-    if isinstance(host, OnLab) and host.lab.has(SPLIT):
-        host.lab.reset(SPLIT)
-        return host
+    if request.param == "lab":
+        lab = machines.get(SERVER, SPLIT)
+        if not lab.has(SPLIT):
+            _split(OnLab(lab))
+            lab.save(SPLIT)
+        yield OnLab(lab)
+    else:
+        with Simulator("kpro6") as simulator, closing(OnSimulator(simulator)) as simulated:
+            _split(simulated)
+            yield simulated
+
+
+def _split(host: HostUnderTest) -> None:
     with Operations(host) as operations:
         split(operations)
-    if isinstance(host, OnLab):
-        host.lab.save(SPLIT)
-    return host
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from pathlib import Path
 from .proxmox import unknown
 
 GPUS = Path("/proc/driver/nvidia/gpus")
-MEMORY_MIB = 97887
+MEMORY_MIB, IDLE_MIB = 97887, 4
 IDLE_W, BUSY_W = 30.0, 130.0
 """Power of an idle card, and of one that spins in NCCL at full utilisation without computing."""
 
@@ -32,6 +32,7 @@ class Gpu:
             "index": (str(index), ""),
             "mig.mode.current": ("[N/A]", ""),
             "memory.total": (str(MEMORY_MIB), " MiB"),
+            "memory.used": (str(IDLE_MIB), " MiB"),
             "name": (self.name, ""),
             "pci.bus_id": (f"0000{domain}:{rest}", ""),
             "power.draw": (f"{BUSY_W if self.utilization else IDLE_W:.2f}", " W"),

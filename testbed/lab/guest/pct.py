@@ -13,12 +13,10 @@ from .proxmox import (
     changes,
     config_path,
     fail,
-    guest_ids,
     locked,
     main_section,
     option,
     quiet,
-    setting,
     unknown,
 )
 
@@ -28,10 +26,6 @@ LOCKS = Path("/run/lock/lxc")
 def main() -> None:
     """Run one command."""
     match sys.argv[1:]:
-        case ["list"]:
-            _list()
-        case ["status", vmid]:
-            sys.stdout.write(f"status: {_status(_known(vmid))}\n")
         case ["config", vmid]:
             sys.stdout.write(main_section(config_path(CONTAINERS, vmid, "container")))
         case ["push", vmid, source, target, *options]:
@@ -71,16 +65,9 @@ def _running(vmid: str) -> str:
 
 
 def _status(vmid: str) -> str:
-    # The monitor's command socket is there as long as the container runs; asking it through lxc-info costs a process.
+    # The monitor's command socket is there as long as the container runs.
     sockets = Path("/proc/net/unix").read_text()
     return "running" if f"@/var/lib/lxc/{vmid}/command" in sockets else "stopped"
-
-
-def _list() -> None:
-    sys.stdout.write("VMID       Status     Lock         Name                \n")
-    for vmid in guest_ids(CONTAINERS):
-        name = setting(CONTAINERS / f"{vmid}.conf", "hostname")
-        sys.stdout.write(f"{vmid:<10} {_status(str(vmid)):<10} {'':<12} {name:<20}\n")
 
 
 def start(vmid: str) -> None:

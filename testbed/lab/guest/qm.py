@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from testbed.simulator.pveconf import GuestConfig, parse_mappings, properties
 
-from .proxmox import VMS, changes, config_path, fail, guest_ids, locked, main_section, option, setting, unknown
+from .proxmox import VMS, changes, config_path, fail, guest_ids, locked, main_section, option, unknown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,10 +28,6 @@ VFIO = Path("/sys/bus/pci/drivers/vfio-pci")
 def main() -> None:
     """Run one command."""
     match sys.argv[1:]:
-        case ["list"]:
-            _list()
-        case ["status", vmid]:
-            sys.stdout.write(f"status: {_status(_known(vmid))}\n")
         case ["config", vmid]:
             sys.stdout.write(main_section(config_path(VMS, vmid, "VM")))
         case ["start", vmid]:
@@ -63,14 +59,6 @@ def _pid(vmid: str) -> int:
 
 def _status(vmid: str) -> str:
     return "running" if _pid(vmid) else "stopped"
-
-
-def _list() -> None:
-    sys.stdout.write("      VMID NAME                 STATUS     MEM(MB)    BOOTDISK(GB) PID       \n")
-    for number in guest_ids(VMS):
-        vmid, path = str(number), VMS / f"{number}.conf"
-        name, memory = setting(path, "name"), setting(path, "memory") or "512"
-        sys.stdout.write(f"{vmid:>10} {name:<20} {_status(vmid):<10} {memory:<10} {0:>12.2f} {_pid(vmid):<10}\n")
 
 
 def start(vmid: str) -> None:

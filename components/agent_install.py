@@ -19,14 +19,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class AgentInstallArgs:
-    """What this program manages on the host, and the revision under which the host's book knows it.
+    """What this program manages on the host, and the revisions under which the host's book knows it and the file.
 
-    A new revision has the book told again. `bundle_folder` is where the agent's file is made on the workstation.
+    A new `revision` has the book told again, a new `file_revision` the file copied again. `bundle_folder` is where the
+    agent's file is made on the workstation.
     """
 
     access: HostAccess
     managed: Mapping[str, object]
     revision: str
+    file_revision: str
     bundle_folder: Path
 
 
@@ -41,12 +43,13 @@ class AgentInstall(pulumi.ComponentResource):
             connection=access.connection,
             source=pulumi.FileAsset(str(write_bundle(args.bundle_folder))),
             remote_path=access.agent_path,
+            triggers=[args.file_revision],
             opts=pulumi.ResourceOptions(parent=self),
         )
         self.ready = access.action(
             f"{name}-register",
             "register",
-            {"managed": args.managed, "revision": args.revision},
+            {"managed": args.managed, "revision": args.revision, "file_revision": args.file_revision},
             # A trigger would replace it, and so uninstall the agent under everything that needs it.
             triggers=[],
             delete="uninstall",

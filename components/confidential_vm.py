@@ -96,5 +96,9 @@ def _whole(
             VmLegacyHostpciArgs(device=f"hostpci{index}", mapping=vm.mapping, pcie=True, rombar=False)
             for index in range(len(vm.devices))
         ],
-        opts=pulumi.ResourceOptions.merge(opts, pulumi.ResourceOptions(provider=args.provider)),
+        opts=pulumi.ResourceOptions.merge(
+            opts,
+            # Without `start` its power state is left alone: a refresh must not have it stopped under a person.
+            pulumi.ResourceOptions(provider=args.provider, ignore_changes=[] if vm.start else ["started"]),
+        ),
     )

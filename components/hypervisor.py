@@ -12,7 +12,7 @@ from components.lxc_gpu_passthrough import LxcGpuPassthrough, LxcGpuPassthroughA
 from components.pci_mapping import PciMapping, PciMappingArgs
 from components.sglang_service import SglangService, SglangServiceArgs
 from components.vfio_binding import VfioBinding, VfioBindingArgs
-from topology.managed import managed_by, managed_revision
+from topology.managed import agent_revision, managed_by, managed_revision
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -47,6 +47,7 @@ def build_hypervisor(args: HypervisorArgs) -> None:
             access=args.access,
             managed=managed,
             revision=managed_revision(spec, args.plan.facts.ledger),
+            file_revision=agent_revision(args.plan.facts),
             bundle_folder=args.bundle_folder,
         ),
     )

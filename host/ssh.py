@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from host.target import Hop, Target
 
-CONNECT_TIMEOUT_S = 8.0
+CONNECT_TIMEOUT_S = 6.0
 """TCP, key exchange and login together: a host that doesn't answer must fail within 15 s."""
 
 _KEEPALIVE_S = 15

@@ -16,13 +16,14 @@ class _Facts(BaseModel):
 
 
 class HostFacts(_Facts):
-    """The machine: its name, kernel and kernel command line."""
+    """The machine: its name, kernel and kernel command line, and whether the agent's file is there for commands."""
 
     hostname: str
     kernel: str
     boot_id: str
     cmdline: str
     pve_version: str | None = None
+    agent_installed: bool = True
 
 
 class NvidiaFacts(_Facts):

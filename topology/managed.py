@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 from topology.revision import revision
 
 if TYPE_CHECKING:
-    from topology.facts import LedgerFacts
+    from topology.facts import Facts, LedgerFacts
     from topology.spec import TopologySpec
 
 REGISTER = "register"
-"""The name under which the ledger keeps the revision."""
+AGENT = "agent"
+"""The names under which the ledger keeps the revisions of what is managed, and of the agent's file."""
 
 
 def managed_by(spec: TopologySpec) -> dict[str, object]:
@@ -37,3 +38,9 @@ def managed_revision(spec: TopologySpec, ledger: LedgerFacts) -> str:
         observed=known.model_dump(),
         ledger=ledger,
     )
+
+
+def agent_revision(facts: Facts) -> str:
+    """The revision of the agent's file: a new one where it is gone, since a copy by Pulumi sees no drift."""
+    there = facts.host.agent_installed
+    return revision(AGENT, as_wanted=there, desired=True, observed=there, ledger=facts.ledger)

@@ -12,7 +12,7 @@ from topology.plan_pools import host_spec, mapping_specs, plan_binding, pool_spe
 from topology.plan_services import PlannedService, Surroundings, plan_service
 from topology.problem import Level, Problem
 from topology.rules import check_config, check_facts, check_spec, refuse
-from topology.spec import TopologySpec
+from topology.spec import MappingSpec, TopologySpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -76,7 +76,7 @@ def make_plan(
         services=tuple(service.spec for service in services.values()),
     )
     problems = (*problems, *check_spec(spec))
-    refuse((*problems, *_overruled(services.values(), problems)))
+    refuse((*problems, *_overruled(services.values(), problems), *_not_ours(mappings.values(), topology, facts)))
     found = {mapping.id: mapping for mapping in facts.mappings}
     changes = [change for binding in bindings.values() for change in binding.changes]
     changes += [change for m in mappings.values() for change in mapping_changes(found.get(m.name), m)]
@@ -106,6 +106,23 @@ def _overruled(services: Iterable[PlannedService], problems: Iterable[Problem]) 
             why="drop-ins and environment files on the host win over the unit that the stack file describes",
             fix=f"see `systemctl cat {service.spec.unit}` there, and take the setting out or say the same in the stack "
             "file",
+        )
+
+
+def _not_ours(mappings: Iterable[MappingSpec], topology: Topology, facts: Facts) -> Iterator[Problem]:
+    """A mapping that somebody else made and that says otherwise: Proxmox would refuse ours, after GPUs have moved."""
+    found = {mapping.id: mapping for mapping in facts.mappings}
+    users = {vm.mapping: f"vm:{vmid}" for vmid, vm in topology.vms.items()}
+    for mapping in mappings:
+        changes = mapping_changes(found.get(mapping.name), mapping)
+        if mapping.name not in found or not changes or users.get(mapping.name) in facts.ledger.revisions:
+            continue
+        yield Problem(
+            rule="mapping-not-ours",
+            subject=f"mapping {mapping.name}",
+            value="; ".join(f"{change.what} is {change.before}, and would be {change.after}" for change in changes),
+            why="it was there before this program gave a VM its GPUs, so somebody else may use it as it is",
+            fix=f"name another mapping, or remove this one: `pvesh delete /cluster/mapping/pci/{mapping.name}`",
         )
 
 

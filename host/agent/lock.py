@@ -12,6 +12,7 @@ from .result import BusyError, FailedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from .system import System
 
@@ -22,19 +23,36 @@ PROGRESS_EVERY = 10.0
 @contextlib.contextmanager
 def host_lock(system: System, wait: float, path: str = LOCK) -> Iterator[None]:
     """Hold a flock on `path`; waits up to `wait` seconds, then BusyError. The kernel frees it when we die."""
+    with contextlib.ExitStack() as stack:
+        while True:
+            fd = _open(system, path)
+            system.locks.add(fd)
+            stack.callback(_close, system, fd)
+            _wait(system, fd, wait, path)
+            # An uninstall that was waited for has removed the file: a lock on it would lock nobody out.
+            if _same_file(fd, system.root.at(path)):
+                break
+        yield
+
+
+def _open(system: System, path: str) -> int:
     place = system.root.at(path)
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        fd = os.open(place, os.O_RDWR | os.O_CREAT, 0o644)
+        return os.open(place, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
         raise FailedError(f"the lock file {path} could not be opened: {error.strerror}") from error
-    system.locks.add(fd)
-    try:
-        _wait(system, fd, wait, path)
-        yield
-    finally:
-        system.locks.discard(fd)
-        os.close(fd)
+
+
+def _close(system: System, fd: int) -> None:
+    system.locks.discard(fd)
+    os.close(fd)
+
+
+def _same_file(fd: int, place: Path) -> bool:
+    with contextlib.suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(fd), place.stat())
+    return False
 
 
 def _wait(system: System, fd: int, wait: float, path: str) -> None:

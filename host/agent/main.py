@@ -80,7 +80,7 @@ def perform(system: System, operation: str, request: Request) -> Fields:
         raise
     except Exception as error:
         raise FailedError(
-            f"{operation} failed unexpectedly ({type(error).__name__}: {error}). Nothing was changed"
+            f"{operation} failed unexpectedly ({type(error).__name__}: {error}). Run it again; that is always safe"
         ) from error
 
 

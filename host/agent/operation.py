@@ -148,6 +148,7 @@ def register(operation: Operation, request: Request) -> dict[str, Json]:
     operation.ledger.configure(request.managed().services)
     for vmid in request.object("managed").numbers("containers"):
         operation.ledger.manage_guest("containers", vmid)
-    if request.has("revision"):
-        operation.ledger.table("revisions")["register"] = request.text("revision")
+    for field, key in (("revision", "register"), ("file_revision", "agent")):
+        if request.has(field):
+            operation.ledger.table("revisions")[key] = request.text(field)
     return {}

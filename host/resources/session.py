@@ -75,11 +75,15 @@ class HostResourceProvider(ResourceProvider):
 
         with _lock:
             if self._topology not in _clients:
-                where = target(
-                    Host.model_validate(json.loads(self._topology)["host"]),
-                    private_key=self._private_key,
-                    base=Path.cwd(),
-                )
+                try:
+                    host = Host.model_validate(json.loads(self._topology)["host"])
+                except (KeyError, TypeError, ValueError) as error:
+                    # A destroy or a refresh runs no program, so nothing has judged the stack file before.
+                    raise HostError(
+                        f"gpu-topology:topology says no way to the host: {error}. Fix: put its `host` "
+                        "in the stack file back as it was at the last `up`; `pulumi preview` names what is wrong",
+                    ) from error
+                where = target(host, private_key=self._private_key, base=Path.cwd())
                 _clients[self._topology] = AgentClient(where, on_progress=_progress)
             return _clients[self._topology]
 

@@ -72,6 +72,16 @@ def _configured(key: str | None, **host: object) -> HostResourceProvider:
     return provider
 
 
+@pytest.mark.parametrize("topology", ["{", "null", "{}", '{"host": {"node": "kpro6"}}'])
+def test_a_stack_file_without_a_way_to_the_host_is_said(topology: str) -> None:
+    """A destroy runs no program that would have named the mistake before."""
+    provider = DriverBindingProvider()
+    config = Config(raw_config={"gpu-topology:topology": topology}, project_name="gpu-topology")
+    provider.configure(ConfigureRequest(config=config))
+    with pytest.raises(HostError, match="says no way to the host"):
+        provider.client()
+
+
 def test_types_modules_and_classes_are_pinned() -> None:
     """Every state written so far can still be read."""
     found = {

@@ -8,7 +8,7 @@ import pytest
 
 from tests.facts import hosts
 from topology.facts import Facts, LedgerFacts
-from topology.managed import managed_by, managed_revision
+from topology.managed import agent_revision, managed_by, managed_revision
 
 if TYPE_CHECKING:
     from topology.spec import TopologySpec
@@ -45,3 +45,12 @@ def test_a_lost_book_is_told_again(spec: TopologySpec) -> None:
     assert told != "adopted"
     after = Facts.model_validate(hosts.applied(plan, raw)).ledger
     assert managed_revision(spec, after) == told
+
+
+def test_an_agent_file_that_is_gone_is_copied_again() -> None:
+    """A copy by Pulumi sees no drift, so the revision is new while the file is gone, else the book's."""
+    raw = hosts.raw_facts("kpro6", "split")
+    raw["ledger"]["revisions"]["agent"] = "copied"
+    assert agent_revision(Facts.model_validate(raw)) == "copied"
+    raw["host"]["agent_installed"] = False
+    assert agent_revision(Facts.model_validate(raw)) not in {"copied", "adopted"}

@@ -274,6 +274,20 @@ def test_a_running_vm_follows_a_mapping_of_as_many_other_devices() -> None:
     assert fresh(drifted(moved)) == {"vm:200"}
 
 
+def test_somebody_elses_mapping_of_the_same_name_is_refused() -> None:
+    """One that says otherwise and was there first is named before anything moves; our own that drifted is mended."""
+    raw = hosts.raw_facts("kpro6", "split")
+    raw["mappings"][0]["entries"][0]["iommu_group"] = 999
+    raw["ledger"]["revisions"]["vm:200"] = "given"
+    assert hosts.plan(hosts.split(), Facts.model_validate(raw)).changes
+    del raw["ledger"]["revisions"]["vm:200"]
+    with pytest.raises(TopologyError) as caught:
+        hosts.plan(hosts.split(), Facts.model_validate(raw))
+    (problem,) = caught.value.problems
+    assert problem.rule == "mapping-not-ours"
+    assert "999" in problem.value
+
+
 def test_a_drop_in_that_overrules_the_unit_is_refused() -> None:
     """Writing the unit would never make it right, so the drop-in's value is named instead of tried against."""
     raw = hosts.raw_facts("kpro6", "found")

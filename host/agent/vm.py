@@ -197,12 +197,13 @@ def _need_mapping(system: System, mapping: str, devices: Iterable[Address]) -> N
     if mapping not in known:
         raise RefusedError(
             f"PCI resource mapping {mapping} does not exist ({MAPPINGS} has {', '.join(known) or 'none'}): it must be "
-            "made before the VM refers to it"
+            "made before the VM refers to it; if somebody deleted it, `pulumi up --refresh` makes it again"
         )
     paths = {path for entry in known[mapping] for path in entry.get("path", "").split(";")}
     if missing := [one for one in devices if one not in paths and slot_of(one) not in paths]:
         raise RefusedError(
-            f"mapping {mapping} has no entry for {', '.join(missing)}: it must name every device of the pool"
+            f"mapping {mapping} has no entry for {', '.join(missing)}: it must name every device of the pool; "
+            "if somebody changed it, `pulumi up --refresh` puts it right"
         )
 
 

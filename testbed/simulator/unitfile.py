@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-_VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
+_VARIABLE = re.compile(r"\$(?:(\$)|\{(\w+)\}|(\w+))")
+_ESCAPE = re.compile(r"\\(?:([nt])|.)")
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class UnitFile:
         """
         result: dict[str, str] = {}
         for line in self.values("Service", "Environment"):
-            result |= dict(_assignments(shlex.split(line)))
+            result |= dict(_assignments(_words(line)))
         for name in self.values("Service", "EnvironmentFile"):
             text = read(name.lstrip("-"))
             if text is None and not name.startswith("-"):
@@ -50,9 +51,9 @@ class UnitFile:
         return result
 
     def command(self, environment: dict[str, str]) -> list[str]:
-        """The argument list of ExecStart, with variables and `%%` replaced."""
-        text = self.last("Service", "ExecStart").lstrip("-@:+!").replace("%%", "%")
-        return [_VARIABLE.sub(lambda m: environment.get(m[1] or m[2], ""), word) for word in shlex.split(text)]
+        """The argument list of ExecStart, with variables, `$$` and `%%` replaced."""
+        words = _words(self.last("Service", "ExecStart").lstrip("-@:+!"))
+        return [_VARIABLE.sub(lambda m: m[1] or environment.get(m[2] or m[3], ""), word) for word in words]
 
 
 def parse_unit(texts: Iterable[str]) -> UnitFile:
@@ -83,6 +84,12 @@ def _joined(text: str) -> list[str]:
         lines.append(pending + line)
         pending = ""
     return [*lines, pending] if pending else lines
+
+
+def _words(text: str) -> list[str]:
+    """A directive's words: quotes and the escapes of newline and tab resolved, `%%` read as one."""
+    known = {"n": "\n", "t": "\t"}
+    return shlex.split(_ESCAPE.sub(lambda m: known[m[1]] if m[1] else m[0], text).replace("%%", "%"))
 
 
 def _assignments(words: Iterable[str]) -> list[tuple[str, str]]:

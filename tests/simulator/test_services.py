@@ -11,6 +11,7 @@ import pytest
 
 from testbed.simulator.events import EventKind
 from testbed.simulator.fixtures import run, wait_until
+from testbed.simulator.unitfile import parse_unit
 from tests.simulator.host import UNIT, UNIT_FILE, output
 
 if TYPE_CHECKING:
@@ -241,3 +242,11 @@ def test_systemctl_answers_for_units_that_are_not_there(simulator: Simulator) ->
     assert run(simulator, "systemctl is-active none.service").code == 3
     assert run(simulator, "systemctl show none.service -p Fancy").code == 2
     assert run(simulator, "systemctl isolate rescue.target").code == 2
+
+
+def test_a_units_escapes_are_systemds() -> None:
+    """`%%` and `$$` are one sign each, a backslash before n is a newline, an escaped backslash is itself."""
+    unit = parse_unit(['[Service]\nEnvironment="A=50%%" "B=x\\ny" "C=\\\\n"\nExecStart=/x "$$HOME 1%%" ${A}\n'])
+    environment = unit.environment(lambda _path: None)
+    assert environment == {"A": "50%", "B": "x\ny", "C": "\\n"}
+    assert unit.command(environment)[1:] == ["$HOME 1%", "50%"]

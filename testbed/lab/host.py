@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
-from testbed.checks import _ASK, CONTAINER, UNIT, Host
+from testbed.checks import CONTAINER, UNIT, Host
 from testbed.simulator.pveconf import parse_mappings
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ class LabHost(Host):
         """Nothing to close: the connection is the lab's."""
 
     def shell(self, *command: str) -> str:
-        """What a command prints; its standard error instead where it fails."""
-        done = self._lab.run(shlex.join(command))
+        """What a command prints, run in the root folder; its standard error instead where it fails."""
+        done = self._lab.run(f"cd / && {shlex.join(command)}")
         return done.stdout if done.status == 0 else f"exit {done.status}: {done.stderr}"
 
     def driver(self, address: str) -> str | None:
@@ -52,9 +52,6 @@ class LabHost(Host):
     def unit(self) -> str:
         """The unit file as deployed in the container."""
         return self._lab.read(f"/var/lib/lxc/{CONTAINER}/rootfs/etc/systemd/system/{UNIT}")
-
-    def _ask(self, path: str, body: str) -> str:
-        return self.shell("pct", "exec", str(CONTAINER), "--", "python3", "-c", _ASK, path, body)
 
     def _link(self, address: str, name: str) -> str:
         return self._lab.run(f"basename $(readlink {DEVICES}/{address}/{name})").stdout.strip()

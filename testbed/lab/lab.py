@@ -7,7 +7,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -22,11 +22,14 @@ from testbed.lab.qemu import Qemu, hardware
 from testbed.lab.shape import SERVER
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from testbed.engine.cache import Cache
     from testbed.lab.shape import Shape
 
 LOOPBACK = "127.0.0.1"
 READY = "ready"
+BOOT_ID = "cat /proc/sys/kernel/random/boot_id"
 BOOT_LIMIT_S = 300.0
 """A boot takes 11 s on two idle cores, and minutes where others use them too."""
 COMMAND_LIMIT_S = 120.0
@@ -120,7 +123,7 @@ class Lab:
 
     def reboot(self) -> None:
         """Reboot the host; it has booted when this returns, services may still load."""
-        before = self.check("cat /proc/sys/kernel/random/boot_id")
+        before = self.check(BOOT_ID)
         with suppress(TransportError):
             self.run("systemctl reboot")
         self._disconnect()
@@ -128,7 +131,7 @@ class Lab:
         while True:
             self._wait_for_banner(deadline)
             with suppress(TransportError):
-                if self.run("cat /proc/sys/kernel/random/boot_id").stdout != before:
+                if self.check(BOOT_ID) != before:
                     break
             self._disconnect()
             if time.monotonic() > deadline:
@@ -270,22 +273,11 @@ class Lab:
             self._connection.close()
             self._connection = None
 
-    def _timed(self, name: str) -> _Timer:
-        return _Timer(self.times, name)
-
-
-class _Timer:
-    """Adds the seconds that a block took to a table."""
-
-    def __init__(self, table: dict[str, float], name: str) -> None:
-        self._table = table
-        self._name = name
-
-    def __enter__(self) -> None:
-        self._started = time.monotonic()
-
-    def __exit__(self, *exception: object) -> None:
-        self._table[self._name] = time.monotonic() - self._started
+    @contextmanager
+    def _timed(self, name: str) -> Iterator[None]:
+        started = time.monotonic()
+        yield
+        self.times[name] = time.monotonic() - started
 
 
 def _free_port() -> int:

@@ -12,10 +12,10 @@ from topology.plan_pools import host_spec, mapping_specs, plan_binding, pool_spe
 from topology.plan_services import PlannedService, Surroundings, plan_service
 from topology.problem import Level, Problem
 from topology.rules import check_config, check_facts, check_spec, refuse
-from topology.spec import MappingSpec, TopologySpec
+from topology.spec import TopologySpec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Container, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from topology.config import Topology
@@ -76,7 +76,9 @@ def make_plan(
         services=tuple(service.spec for service in services.values()),
     )
     problems = (*problems, *check_spec(spec))
-    refuse((*problems, *_overruled(services.values(), problems), *_not_ours(mappings.values(), topology, facts)))
+    moving = {name for name, binding in bindings.items() if binding.changes}
+    problems = (*problems, *_mappings(spec, moving, facts))
+    refuse((*problems, *_overruled(services.values(), problems)))
     found = {mapping.id: mapping for mapping in facts.mappings}
     changes = [change for binding in bindings.values() for change in binding.changes]
     changes += [change for m in mappings.values() for change in mapping_changes(found.get(m.name), m)]
@@ -109,21 +111,31 @@ def _overruled(services: Iterable[PlannedService], problems: Iterable[Problem]) 
         )
 
 
-def _not_ours(mappings: Iterable[MappingSpec], topology: Topology, facts: Facts) -> Iterator[Problem]:
-    """A mapping that somebody else made and that says otherwise: Proxmox would refuse ours, after GPUs have moved."""
+def _mappings(spec: TopologySpec, moving: Container[str], facts: Facts) -> Iterator[Problem]:
+    """Mappings that say otherwise though their pool does not change: somebody else's, or ours that somebody changed."""
     found = {mapping.id: mapping for mapping in facts.mappings}
-    users = {vm.mapping: f"vm:{vmid}" for vmid, vm in topology.vms.items()}
-    for mapping in mappings:
+    for mapping in spec.mappings:
         changes = mapping_changes(found.get(mapping.name), mapping)
-        if mapping.name not in found or not changes or users.get(mapping.name) in facts.ledger.revisions:
-            continue
-        yield Problem(
-            rule="mapping-not-ours",
-            subject=f"mapping {mapping.name}",
-            value="; ".join(f"{change.what} is {change.before}, and would be {change.after}" for change in changes),
-            why="it was there before this program gave a VM its GPUs, so somebody else may use it as it is",
-            fix=f"name another mapping, or remove this one: `pvesh delete /cluster/mapping/pci/{mapping.name}`",
-        )
+        value = "; ".join(f"{change.what} is {change.before}, and would be {change.after}" for change in changes)
+        traces = {f"vm:{vm.vmid}" for vm in spec.vms if vm.mapping == mapping.name} | {f"binding:{mapping.pool}"}
+        ours = not traces.isdisjoint(facts.ledger.revisions)
+        if mapping.name in found and changes and not ours:
+            yield Problem(
+                rule="mapping-not-ours",
+                subject=f"mapping {mapping.name}",
+                value=value,
+                why="it was there before this program took the pool, and Proxmox refuses a second one of its name",
+                fix=f"name another mapping, or remove this one: `pvesh delete /cluster/mapping/pci/{mapping.name}`",
+            )
+        if changes and ours and mapping.pool not in moving:
+            yield Problem(
+                rule="mapping-drift",
+                subject=f"mapping {mapping.name}",
+                value=value,
+                why="Pulumi compares a mapping with what Proxmox has only in a refresh",
+                fix="run `pulumi up --refresh`",
+                level=Level.WARN,
+            )
 
 
 def _released(topology: Topology, facts: Facts) -> Iterator[Change]:

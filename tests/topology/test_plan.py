@@ -278,9 +278,10 @@ def test_somebody_elses_mapping_of_the_same_name_is_refused() -> None:
     """One that says otherwise and was there first is named before anything moves; our own that drifted is mended."""
     raw = hosts.raw_facts("kpro6", "split")
     raw["mappings"][0]["entries"][0]["iommu_group"] = 999
-    raw["ledger"]["revisions"]["vm:200"] = "given"
-    assert hosts.plan(hosts.split(), Facts.model_validate(raw)).changes
-    del raw["ledger"]["revisions"]["vm:200"]
+    raw["ledger"]["revisions"]["binding:confidential"] = "bound"
+    plan = hosts.plan(hosts.split(), Facts.model_validate(raw))
+    assert "pulumi up --refresh" in " ".join(map(str, plan.warnings))
+    del raw["ledger"]["revisions"]["binding:confidential"]
     with pytest.raises(TopologyError) as caught:
         hosts.plan(hosts.split(), Facts.model_validate(raw))
     (problem,) = caught.value.problems

@@ -5,6 +5,7 @@ A module of its own, since it takes as long to load as the host takes to answer:
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ from host.resources.canonical import read_copy
 from topology.config import FactsSource
 from topology.export import topology_output
 from topology.plan import make_plan
+from topology.problem import Problem, TopologyError
 from topology.rules import service_fit
 
 if TYPE_CHECKING:
@@ -31,6 +33,17 @@ if TYPE_CHECKING:
     from topology.plan import Plan
 
 _BUNDLE_FOLDER = ".cache"
+_CREDENTIALS = ("PROXMOX_VE_API_TOKEN", "PROXMOX_VE_PASSWORD", "PROXMOX_VE_AUTH_TICKET")
+"""What the provider takes from the environment where the stack has no secret."""
+
+_NO_CREDENTIALS = Problem(
+    rule="proxmox-credentials",
+    subject="proxmox",
+    value="has no credentials",
+    why="Proxmox's API answers nobody without",
+    fix="set a token by `pulumi config set --secret proxmoxApiToken 'USER@REALM!NAME=SECRET'`, or take the section "
+    "proxmox out, which only VMs need",
+)
 
 
 def carry_out(topology: Topology, facts: Facts, where: Target, base: Path) -> None:
@@ -73,11 +86,16 @@ def need_same_plan(recorded: Plan, live: Plan) -> None:
 
 
 def proxmox_provider(proxmox: Proxmox | None) -> Provider | None:
-    """The provider of Proxmox's API, where the stack file has one; its credentials stay secret."""
+    """The provider of Proxmox's API, where the stack file has one; its credentials stay secret.
+
+    Raises:
+        TopologyError: there are none.
+    """
     if proxmox is None:
         return None
     token, password = secret_setting("proxmoxApiToken"), secret_setting("proxmoxPassword")
-    # With neither, the provider takes PROXMOX_VE_API_TOKEN or PROXMOX_VE_PASSWORD from the environment.
+    if token is None and password is None and not any(map(os.environ.get, _CREDENTIALS)):
+        raise TopologyError((_NO_CREDENTIALS,))
     return Provider(
         "proxmox",
         endpoint=proxmox.endpoint,

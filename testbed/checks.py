@@ -162,12 +162,10 @@ def check_host(host: Host, workspace: Workspace, *, split: bool) -> list[Check]:
     tp = len(serving)
     unit = host.unit()
     pools = workspace.outputs()["topology"]["pools"]
-    recorded = [
-        (pools[name]["tp"], tuple(pools[name]["devices"])) for name in ("serving", "confidential") if name in pools
-    ]
+    recorded = {device: _pool(name, pool["tp"]) for name, pool in pools.items() for device in pool["devices"]}
     return [
         Check("driver", _drivers(serving, confidential), {a: host.driver(a) for a in SERVING + CONFIDENTIAL}),
-        Check("persisted on vfio-pci", sorted(confidential), _persisted(host)),
+        Check("persisted on vfio-pci", tuple(confidential), _persisted(host)),
         Check("GPU device nodes in the container", tp, len(host.container_gpus())),
         Check("nvidia-smi in the container lists", tp, host.container_smi()),
         Check("mapping, with live groups and ids", host.live(confidential), host.mapping("gpu-confidential")),
@@ -178,7 +176,7 @@ def check_host(host: Host, workspace: Workspace, *, split: bool) -> list[Check]:
         Check("canonical copy equals the unit", unit, (workspace.folder / "units" / UNIT).read_text()),
         Check("a token comes", True, bool(host.token())),
         Check("tp_size in /server_info", tp, host.server_info()["tp_size"]),
-        Check("tp and devices in the state", [(tp, serving), *([(None, confidential)] if split else [])], recorded),
+        Check("pools in the state", _pools(serving, confidential), recorded),
     ]
 
 
@@ -186,8 +184,19 @@ def _drivers(serving: Iterable[str], confidential: Iterable[str]) -> dict[str, s
     return {**dict.fromkeys(serving, "nvidia"), **dict.fromkeys(confidential, "vfio-pci")}
 
 
-def _persisted(host: Host) -> list[str]:
-    return sorted(address for address in SERVING + CONFIDENTIAL if host.persisted(address) == "vfio-pci")
+def _pool(name: str, tp: int | None) -> str:
+    return f"{name}, no tp" if tp is None else f"{name}, tp {tp}"
+
+
+def _pools(serving: tuple[str, ...], confidential: tuple[str, ...]) -> dict[str, str]:
+    return {
+        **dict.fromkeys(serving, _pool("serving", len(serving))),
+        **dict.fromkeys(confidential, _pool("confidential", None)),
+    }
+
+
+def _persisted(host: Host) -> tuple[str, ...]:
+    return tuple(address for address in SERVING + CONFIDENTIAL if host.persisted(address) == "vfio-pci")
 
 
 def _tp(unit: str) -> str | None:

@@ -123,8 +123,10 @@ def picture(view: View, before: View | None = None) -> RenderableType:
 
 
 def before_after(facts: Facts, spec: TopologySpec) -> RenderableType:
-    """The host as found above the host as planned."""
+    """The host as found above the host as planned; one picture where both are the same."""
     before, after = seen(facts), planned(facts, spec)
+    if before == after:
+        return Group(Rule("as it is, and as it must be", align="left"), picture(after))
     parts = [Rule("before", align="left"), picture(before), Rule("after", align="left"), picture(after, before)]
     return Group(*parts)
 
@@ -161,7 +163,7 @@ class _Columns:
 
 
 def _gpu_table(gpus: Iterable[GpuView], old: dict[PciAddress, GpuView], services: Iterable[ServiceView]) -> Table:
-    table = Table.grid(padding=(0, 2))
+    table = Table.grid(padding=(0, 1))
     for _ in range(4):
         table.add_column(no_wrap=True)
     table.add_column(overflow="ellipsis", max_width=_LONGEST_NAME)

@@ -184,7 +184,7 @@ def _problem(detail: ErrorDetails, path: Path, schema: dict[str, Any]) -> Proble
         rule="configuration",
         subject=_dotted(path),
         value=_shown(detail["input"]),
-        why=_lower(detail["msg"]),
+        why=_WHYS.get(kind) or _lower(detail["msg"]),
         fix=_FIXES.get(kind, "write a value of that kind") + (f": {described}" if described else ""),
     )
 
@@ -196,8 +196,11 @@ _FIXES = {
     "enum": "write one of these",
     "literal_error": "write exactly that",
     "string_pattern_mismatch": "write a value that matches the pattern",
-    "too_short": "list at least one",
+    "too_short": "list at least one, or take out what it belongs to",
 }
+
+_WHYS = {"too_short": "it holds at least one"}
+"""Where pydantic speaks of Python's types."""
 
 
 def _lower(message: str) -> str:

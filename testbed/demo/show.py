@@ -47,12 +47,12 @@ class Narrator:
     def chapter(self, title: str) -> None:
         """Begin a chapter."""
         self._console.print()
-        self._console.print(Rule(f"[bold]{title}", align="left"))
+        self._console.print(Rule(style="dim"), f"[bold]{title}", sep="\n")
 
     def run(self, workspace: Workspace, verb: str, *arguments: str) -> None:
         """Run `pulumi VERB` and show it as it comes."""
         shown = " ".join(part.removeprefix(f"{REPOSITORY}/") for part in arguments)
-        self._console.print(f"\n[bold cyan]$ pulumi {verb} {shown}")
+        self._console.print(f"\n[bold cyan]$ pulumi {verb} {shown}".rstrip())
         began = time.monotonic()
         run = getattr(workspace, verb)(*arguments, "--suppress-outputs", echo=sys.stdout)
         self._console.print(f"[dim]exit {run.status}, {time.monotonic() - began:.1f} s")
@@ -143,7 +143,9 @@ def _brief(value: object) -> str:
             for key, item in value.items():
                 by_value.setdefault(str(item), []).append(_short(key))
             return "\n".join(f"{item}: {' '.join(keys)}" for item, keys in by_value.items())
-        case list() | tuple():
+        case tuple():
+            return " ".join(map(_short, value)) or "none"
+        case list():
             lines = (" ".join(map(_short, item)) if isinstance(item, tuple) else _short(item) for item in value)
             return "\n".join(lines) or "none"
         case True | False:

@@ -88,6 +88,16 @@ def test_credentials_stay_secret() -> None:
     assert configured(lambda: settings.api_key_settings(hosts.split()), {}) == {}
 
 
+def test_proxmox_without_credentials_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the stack nor the environment has any: the message names the stack's setting, not the provider's."""
+    for name in ("PROXMOX_VE_API_TOKEN", "PROXMOX_VE_PASSWORD", "PROXMOX_VE_AUTH_TICKET"):
+        monkeypatch.delenv(name, raising=False)
+    text = refusal(lambda: carry_out.proxmox_provider(hosts.split().proxmox), {})
+    assert "--secret proxmoxApiToken" in text
+    monkeypatch.setenv("PROXMOX_VE_API_TOKEN", "root@pam!test=0")
+    assert len(record(lambda: carry_out.proxmox_provider(hosts.split().proxmox)).resources) == 1
+
+
 @pytest.mark.parametrize(("value", "said"), [("kpro6", "is a str"), ("[]", "is a list"), ("[", "is a str")])
 def test_a_topology_that_is_no_mapping_is_named(value: str, said: str) -> None:
     """A text where the topology must be ends in a message of the loader's."""

@@ -187,6 +187,9 @@ CASES = (
                 "containers", [{"vmid": v, "exists": v != 129} for v in (129, 130, 101)]
             ),
             "VM 200: does not exist": _set("vms", [{"vmid": 200, "exists": False}]),
+            "record the host again": lambda: judged(
+                lambda raw: raw.update(vms=[]), lambda raw: raw["host"].update(facts="recorded")
+            ),
             "VM 200: is a container": lambda: judged(
                 lambda raw: raw.update(vms=[], containers=[*raw["containers"], {"vmid": 200, "exists": True}])
             ),

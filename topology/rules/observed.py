@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from topology.compare import vm_devices
-from topology.config import Driver
+from topology.config import Driver, FactsSource
 from topology.lxc import passed_devices
 from topology.presets import resolve_gpu
 from topology.problem import Problem, TopologyError
@@ -239,22 +239,24 @@ def _vfio_ids(name: str, pool: Pool, facts: Facts) -> Iterator[Problem]:
 def _guests(topology: Topology, facts: Facts) -> Iterator[Problem]:
     containers = [c.vmid for c in facts.containers if c.exists]
     vms = [v.vmid for v in facts.vms if v.exists]
+    recorded = topology.host.facts is FactsSource.RECORDED
+    again = "; or record the host again: a recording holds what the stack file named at that time" if recorded else ""
     for vmid in topology.containers:
         if facts.container(vmid) is None:
-            yield _no_guest("container", vmid, containers, "VM" if vmid in vms else "", "pct list")
+            yield _no_guest("container", vmid, containers, "VM" if vmid in vms else "", f"`pct list` lists all){again}")
     for vmid, vm in topology.vms.items():
         if facts.vm(vmid) is None and vm.whole is None:
-            yield _no_guest("VM", vmid, vms, "container" if vmid in containers else "", "qm list")
+            yield _no_guest("VM", vmid, vms, "container" if vmid in containers else "", f"`qm list` lists all){again}")
 
 
-def _no_guest(what: str, vmid: int, known: list[int], other: str, command: str) -> Problem:
+def _no_guest(what: str, vmid: int, known: list[int], other: str, more: str) -> Problem:
     listed = ", ".join(map(str, sorted(known))) or "none seen"
     return broken(
         "guest-exists",
         f"{what} {vmid}",
         f"is a {other} on this host" if other else "does not exist on this host",
         f"GPUs are given to a {what} that is there",
-        f"correct the VMID; {what}s there: {listed} (`{command}` lists all)",
+        f"correct the VMID; {what}s there: {listed} ({more}",
     )
 
 

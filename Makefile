@@ -47,6 +47,6 @@ clean: ## remove the clone's cache and what the tools left behind
 lab: setup ## boot the lab, a hypervisor in QEMU on a real kernel (needs Debian packages, and root to build its image)
 	@$(BIN)/python -m testbed.lab
 
-test-lab: setup ## run the tests that need the lab, on it and on the simulator
+test-lab: setup ## run the tests of tests/lab on the lab
 	@$(BIN)/python -m testbed.lab --check
 	@GPU_TOPOLOGY_LAB=1 $(BIN)/python -m pytest tests/lab

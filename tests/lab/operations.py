@@ -44,7 +44,7 @@ class Operations:
     def facts(self) -> Facts:
         """The host's facts."""
         request = {"containers": [CONTAINER], "vms": [VM], "services": [SERVICE]}
-        limits = {"commands_limit_s": 60, "attribute_limit_s": 10}
+        limits = {"commands_limit_s": 60}
         return cast("Facts", dict(self._client.facts(request | limits)))
 
     def device(self, address: str) -> Facts:

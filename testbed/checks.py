@@ -162,7 +162,9 @@ def check_host(host: Host, workspace: Workspace, *, split: bool) -> list[Check]:
     tp = len(serving)
     unit = host.unit()
     pools = workspace.outputs()["topology"]["pools"]
-    recorded = {device: _pool(name, pool["tp"]) for name, pool in pools.items() for device in pool["devices"]}
+    recorded = dict(
+        sorted((device, _pool(name, pool["tp"])) for name, pool in pools.items() for device in pool["devices"])
+    )
     return [
         Check("driver", _drivers(serving, confidential), {a: host.driver(a) for a in SERVING + CONFIDENTIAL}),
         Check("persisted on vfio-pci", tuple(confidential), _persisted(host)),

@@ -68,7 +68,7 @@ class Narrator:
     def picture(self, before: View, after: View) -> None:
         """Show two views of the host."""
         for title, drawing in (("before", picture(before)), ("after", picture(after, before))):
-            self._console.print(Panel(drawing, title=title, title_align="left"))
+            self._console.print(Rule(title, align="left"), drawing, sep="\n")
 
     def restarts(self, simulator: Simulator) -> int:
         """How many times anything was bound, unbound, started or restarted so far."""
@@ -115,7 +115,7 @@ class Narrator:
         )
 
     def _table(self, rows: list[tuple[str, object, object]]) -> None:
-        table = Table("looked at on the simulated host", "must be", "is", "")
+        table = Table("on the simulated host", "must be", "is", "")
         for what, wanted, found in rows:
             table.add_row(what, _brief(wanted), _brief(found), "[green]ok" if wanted == found else "[bold red]NO")
         self._console.print(table)

@@ -115,8 +115,9 @@ class Server:
         say("Load weight end.")
         time.sleep(told.load_s / 2)
         say("The server is fired up and ready to roll!")
-        told.tell("ready")
+        # Before it is told, so that whoever was waiting for the word is answered.
         self.ready.set()
+        told.tell("ready")
 
     def nccl_hangs(self) -> bool:
         """Whether NCCL would copy between peers while the IOMMU translates, which never ends."""

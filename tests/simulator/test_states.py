@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -179,7 +180,7 @@ def test_unknown_key_in_a_state_is_refused(tmp_path: Path) -> None:
 def test_state_files_are_run_by_the_command(tmp_path: Path) -> None:
     """The command refuses an unknown state without a traceback."""
     done = subprocess.run(
-        ["python", "-m", "testbed.simulator", "--state", "kpro7", "--dir", str(tmp_path)],
+        [sys.executable, "-m", "testbed.simulator", "--state", "kpro7", "--dir", str(tmp_path)],
         capture_output=True,
         text=True,
         check=False,

@@ -46,7 +46,7 @@ def build_hypervisor(args: HypervisorArgs) -> None:
         AgentInstallArgs(
             access=args.access,
             managed=managed,
-            revision=managed_revision(spec, args.plan.facts.ledger),
+            revision=managed_revision(spec, args.plan.facts),
             file_revision=agent_revision(args.plan.facts),
             bundle_folder=args.bundle_folder,
         ),

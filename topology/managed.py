@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from topology.revision import revision
 
 if TYPE_CHECKING:
-    from topology.facts import Facts, LedgerFacts
+    from topology.facts import Facts
     from topology.spec import TopologySpec
 
 REGISTER = "register"
@@ -24,9 +24,9 @@ def managed_by(spec: TopologySpec) -> dict[str, object]:
     }
 
 
-def managed_revision(spec: TopologySpec, ledger: LedgerFacts) -> str:
+def managed_revision(spec: TopologySpec, facts: Facts) -> str:
     """The revision of what the ledger knows as managed: a new one where it lacks something, as after it was lost."""
-    known = ledger.managed
+    known = facts.ledger.managed
     services = {(one.unit, one.container) for one in spec.services}
     unknown = services - {(one.unit, one.container) for one in known.services}
     unknown_guests = {vm.vmid for vm in spec.vms} - {*known.vms}
@@ -36,11 +36,11 @@ def managed_revision(spec: TopologySpec, ledger: LedgerFacts) -> str:
         as_wanted=not unknown and not unknown_guests,
         desired=managed_by(spec),
         observed=known.model_dump(),
-        ledger=ledger,
+        facts=facts,
     )
 
 
 def agent_revision(facts: Facts) -> str:
     """The revision of the agent's file: a new one where it is gone, since a copy by Pulumi sees no drift."""
     there = facts.host.agent_installed
-    return revision(AGENT, as_wanted=there, desired=True, observed=there, ledger=facts.ledger)
+    return revision(AGENT, as_wanted=there, desired=True, observed=there, facts=facts)

@@ -65,7 +65,7 @@ def plan_container(vmid: int, topology: Topology, facts: Facts) -> PlannedContai
             as_wanted=not changes,
             desired={"devices": sorted(map(str, pool.devices)), "style": container.passthrough.value},
             observed=[found and found.config, found and found.status, [str(change) for change in changes]],
-            ledger=facts.ledger,
+            facts=facts,
         ),
     )
     return PlannedContainer(spec, changes)
@@ -96,7 +96,7 @@ def plan_vm(vmid: int, topology: Topology, facts: Facts, mapping: MappingSpec) -
             as_wanted=not changes,
             desired={"mapping": vm.mapping, "devices": sorted(pool.addresses), "start": vm.start},
             observed=observed,
-            ledger=facts.ledger,
+            facts=facts,
         ),
     )
     return PlannedVm(spec, changes)

@@ -107,15 +107,13 @@ def plan_binding(name: str, topology: Topology, facts: Facts) -> PlannedBinding:
         driver=pool.driver.value,
         devices=tuple(map(str, pool.devices)),
         others=tuple(map(str, others)),
-        drain_revision=revision(
-            f"drain:{name}", as_wanted=not moving, desired=desired, observed=live, ledger=facts.ledger
-        ),
+        drain_revision=revision(f"drain:{name}", as_wanted=not moving, desired=desired, observed=live, facts=facts),
         revision=revision(
             f"binding:{name}",
             as_wanted=not changes,
             desired=desired,
             observed=[live, persistent, [str(change) for change in changes]],
-            ledger=facts.ledger,
+            facts=facts,
         ),
     )
     return PlannedBinding(spec, (*_membership(name, pool, facts), *changes), bool(moving))

@@ -97,11 +97,9 @@ def plan_service(name: str, topology: Topology, facts: Facts, around: Surroundin
             as_wanted=not unit_differs,
             desired={"text": digest(unit.text), "enabled": service.enabled},
             observed=[found and found.text and digest(found.text), found and found.enabled],
-            ledger=facts.ledger,
+            facts=facts,
         ),
-        revision=revision(
-            f"service:{name}", as_wanted=not running, desired=desired, observed=state, ledger=facts.ledger
-        ),
+        revision=revision(f"service:{name}", as_wanted=not running, desired=desired, observed=state, facts=facts),
     )
     copy_revision = digest([around.copy, unit.text])[:8] if copy_differs else ADOPTED
     return PlannedService(spec, (*unit_differs, *running, *copy_differs), unit.overruled, copy_revision)

@@ -11,21 +11,22 @@ from hashlib import sha256
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from topology.facts import LedgerFacts
+    from topology.facts import Facts
 
 ADOPTED = "adopted"
 """The revision of what was found as wanted and was never touched."""
 
 
-def revision(name: str, *, as_wanted: bool, desired: object, observed: object, ledger: LedgerFacts) -> str:
+def revision(name: str, *, as_wanted: bool, desired: object, observed: object, facts: Facts) -> str:
     """The revision of the thing that the ledger calls `name`; `desired` and `observed` are JSON values.
 
     The ledger's sequence is in it, because every operation that tried to change something raises it: an attempt that
-    failed, and left everything as it was, is tried again.
+    failed, and left everything as it was, is tried again. The boot is in it, because a host that was installed anew or
+    rolled back to a snapshot has its sequence, and all that was seen, as they were at an earlier attempt.
     """
     if as_wanted:
-        return ledger.revisions.get(name, ADOPTED)
-    return f"{digest(desired)[:8]}-{digest(observed)[:8]}-{ledger.sequence}"
+        return facts.ledger.revisions.get(name, ADOPTED)
+    return f"{digest(desired)[:8]}-{digest(observed)[:8]}-{facts.ledger.sequence}-{facts.host.boot_id[:8]}"
 
 
 def digest(value: object) -> str:

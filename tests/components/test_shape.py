@@ -225,7 +225,7 @@ def test_what_may_be_stopped_is_known_on_both_sides(act: Act, recording: Recordi
     registered = json.loads(recording.children["agent-register"].inputs["stdin"])
     assert registered == {
         "managed": managed,
-        "revision": managed_revision(act.plan.spec, act.plan.facts.ledger),
+        "revision": managed_revision(act.plan.spec, act.plan.facts),
         "file_revision": "adopted",
     }
     assert recording.children["serving-binding-driver"].inputs["managed"] == managed

@@ -172,7 +172,7 @@ def _record(done: Plan, after: Raw) -> None:
     }
     ledger["managed"] = managed_by(done.spec)
     ledger["revisions"] = {
-        REGISTER: managed_revision(done.spec, done.facts.ledger),
+        REGISTER: managed_revision(done.spec, done.facts),
         **{f"drain:{b.pool}": b.drain_revision for b in done.spec.bindings},
         **{f"binding:{b.pool}": b.revision for b in done.spec.bindings},
         **{f"container:{c.vmid}": c.revision for c in done.spec.containers},

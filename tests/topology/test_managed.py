@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.facts import hosts
-from topology.facts import Facts, LedgerFacts
+from topology.facts import Facts
 from topology.managed import agent_revision, managed_by, managed_revision
 
 if TYPE_CHECKING:
@@ -20,30 +20,32 @@ def spec() -> TopologySpec:
     return hosts.plan(hosts.split(), hosts.facts("kpro6", "found")).spec
 
 
-def _ledger(managed: object, revision: str = "told") -> LedgerFacts:
-    return LedgerFacts.model_validate({"managed": managed, "revisions": {"register": revision}})
+def _told(managed: object) -> Facts:
+    raw = hosts.raw_facts("kpro6", "found")
+    raw["ledger"] = {"managed": managed, "revisions": {"register": "told"}}
+    return Facts.model_validate(raw)
 
 
 def test_the_book_that_knows_all_keeps_its_revision(spec: TopologySpec) -> None:
     """What it knows beyond, of earlier configurations, is no reason to tell it again."""
     more = {**managed_by(spec), "vms": [200, 201]}
-    assert managed_revision(spec, _ledger(managed_by(spec))) == "told"
-    assert managed_revision(spec, _ledger(more)) == "told"
+    assert managed_revision(spec, _told(managed_by(spec))) == "told"
+    assert managed_revision(spec, _told(more)) == "told"
 
 
 @pytest.mark.parametrize("lost", ["services", "vms", "containers"])
 def test_a_book_that_lacks_something_is_told_again(spec: TopologySpec, lost: str) -> None:
     """A drain may stop only what the book knows, so what it lacks is a difference."""
-    assert managed_revision(spec, _ledger({**managed_by(spec), lost: []})) != "told"
+    assert managed_revision(spec, _told({**managed_by(spec), lost: []})) != "told"
 
 
 def test_a_lost_book_is_told_again(spec: TopologySpec) -> None:
     """Without a book nothing is managed, whatever the state says; once it was told, the revision stays."""
     raw = hosts.raw_facts("kpro6", "found")
     plan = hosts.plan(hosts.split(), Facts.model_validate(raw))
-    told = managed_revision(spec, plan.facts.ledger)
+    told = managed_revision(spec, plan.facts)
     assert told != "adopted"
-    after = Facts.model_validate(hosts.applied(plan, raw)).ledger
+    after = Facts.model_validate(hosts.applied(plan, raw))
     assert managed_revision(spec, after) == told
 
 

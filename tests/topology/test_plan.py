@@ -130,6 +130,15 @@ def test_an_attempt_that_failed_is_tried_again() -> None:
     assert all(revisions(first)[name] != revisions(second)[name] for name in fresh(first))
 
 
+def test_a_host_that_was_rolled_back_is_worked_on_again() -> None:
+    """Its ledger and all that is seen are as before the first run; only the boot tells that the state is of another."""
+    raw = hosts.raw_facts("kpro6", "found")
+    first = hosts.plan(hosts.split(), Facts.model_validate(raw))
+    raw["host"]["boot_id"] = "5f0c2a7e-0000-4000-8000-000000000000"
+    again = hosts.plan(hosts.split(), Facts.model_validate(raw))
+    assert all(revisions(first)[name] != revisions(again)[name] for name in fresh(first))
+
+
 def test_a_service_left_drained_is_started_again() -> None:
     """A run that died after its drain leaves the service in the ledger; only the service is acted on."""
 

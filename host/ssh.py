@@ -90,8 +90,9 @@ class Connection:
         try:
             # Leaving the process's context, by a timeout as well, closes its channel; the agent notices as it tells.
             async with asyncio.timeout(timeout_s), client.create_process(command, encoding=None) as process:
-                process.stdin.write(stdin)
-                process.stdin.write_eof()
+                with contextlib.suppress(BrokenPipeError):  # it ended without reading: its exit status says how
+                    process.stdin.write(stdin)
+                    process.stdin.write_eof()
                 stdout, stderr = await asyncio.gather(process.stdout.read(), _lines(process.stderr, on_line))
                 await process.wait_closed()
         except TimeoutError:

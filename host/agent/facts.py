@@ -44,12 +44,13 @@ def facts(system: System, request: Request) -> dict[str, Json]:
     errors: list[Json] = []
     services = [one.service() for one in request.objects("services")]
     asked = request.addresses("addresses")
+    limit = request.seconds("commands_limit_s", COMMANDS_LIMIT)
     general = _wanted_commands(system, errors)
     commands = [*general.values(), *(command for service in services for command in first_commands(service))]
-    done = system.run_all(commands, COMMANDS_LIMIT)
+    done = system.run_all(commands, limit)
     answers = dict(zip(general, done, strict=False))
     errors += [
-        f"`{' '.join(one.argv)}` did not answer within {COMMANDS_LIMIT:.0f} s" for one in done if one.code is None
+        f"`{' '.join(one.argv)}` did not answer within {limit:.0f} s" for one in done if one.code is None
     ]
     smi = answers.get("nvidia-smi")
     return {
@@ -64,7 +65,7 @@ def facts(system: System, request: Request) -> dict[str, Json]:
         "mappings": mapping_facts(root),
         "containers": container_facts(system, request.numbers("containers"), answers.get("pct")),
         "vms": vm_facts(system, request.numbers("vms"), answers.get("qm")),
-        "services": service_facts(system, services, done[len(general) :], COMMANDS_LIMIT),
+        "services": service_facts(system, services, done[len(general) :], limit),
         "ledger": {key: value for key, value in Ledger(root).data.items() if key not in PRIVATE},
         "errors": errors,
     }

@@ -175,6 +175,7 @@ class System:
             os.close(tell)
             return pid, answer
         try:
+            _leave_terminal()
             self._leave_locks()
             os.close(answer)
             data = json.dumps(reader()).encode()
@@ -247,9 +248,17 @@ def _environment() -> dict[str, str]:
     return os.environ | {"LC_ALL": "C", "PATH": ":".join([path, *extra])}
 
 
+def _leave_terminal() -> None:
+    """In a forked child: sshd keeps a command's channel open for as long as anybody holds its pipes."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):
+        os.dup2(null, stream)
+
+
 def _write_and_exit(place: Path, value: str, tell: int) -> NoReturn:
     number = errno.EIO
     try:
+        _leave_terminal()
         fd = os.open(place, os.O_WRONLY)
         os.write(fd, value.encode())
         number = 0

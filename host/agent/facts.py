@@ -49,9 +49,7 @@ def facts(system: System, request: Request) -> dict[str, Json]:
     commands = [*general.values(), *(command for service in services for command in first_commands(service))]
     done = system.run_all(commands, limit)
     answers = dict(zip(general, done, strict=False))
-    errors += [
-        f"`{' '.join(one.argv)}` did not answer within {limit:.0f} s" for one in done if one.code is None
-    ]
+    errors += [f"`{' '.join(one.argv)}` did not answer within {limit:.0f} s" for one in done if one.code is None]
     smi = answers.get("nvidia-smi")
     return {
         "version": VERSION,

@@ -77,11 +77,12 @@ def make_plan(
     )
     problems = (*problems, *check_spec(spec))
     moving = {name for name, binding in bindings.items() if binding.changes}
-    problems = (*problems, *_mappings(spec, moving, facts))
-    refuse((*problems, *_overruled(services.values(), problems)))
     found = {mapping.id: mapping for mapping in facts.mappings}
+    remapped = {name: mapping_changes(found.get(name), mapping) for name, mapping in mappings.items()}
+    problems = (*problems, *_mappings(spec, remapped, moving, facts))
+    refuse((*problems, *_overruled(services.values(), problems)))
     changes = [change for binding in bindings.values() for change in binding.changes]
-    changes += [change for m in mappings.values() for change in mapping_changes(found.get(m.name), m)]
+    changes += [change for differences in remapped.values() for change in differences]
     changes += [change for container in containers.values() for change in container.changes]
     changes += [change for vm in vms for change in vm.changes]
     changes += [change for service in services.values() for change in service.changes]
@@ -111,11 +112,13 @@ def _overruled(services: Iterable[PlannedService], problems: Iterable[Problem]) 
         )
 
 
-def _mappings(spec: TopologySpec, moving: Container[str], facts: Facts) -> Iterator[Problem]:
+def _mappings(
+    spec: TopologySpec, remapped: Mapping[str, tuple[Change, ...]], moving: Container[str], facts: Facts
+) -> Iterator[Problem]:
     """Mappings that say otherwise though their pool does not change: somebody else's, or ours that somebody changed."""
-    found = {mapping.id: mapping for mapping in facts.mappings}
+    found = {mapping.id for mapping in facts.mappings}
     for mapping in spec.mappings:
-        changes = mapping_changes(found.get(mapping.name), mapping)
+        changes = remapped[mapping.name]
         value = "; ".join(f"{change.what} is {change.before}, and would be {change.after}" for change in changes)
         traces = {f"vm:{vm.vmid}" for vm in spec.vms if vm.mapping == mapping.name} | {f"binding:{mapping.pool}"}
         ours = not traces.isdisjoint(facts.ledger.revisions)

@@ -23,7 +23,7 @@ class HostFacts(_Facts):
     boot_id: str
     cmdline: str
     pve_version: str | None = None
-    agent_installed: bool = True
+    agent_installed: bool = True  # with its boot unit
 
 
 class NvidiaFacts(_Facts):

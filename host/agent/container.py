@@ -11,7 +11,7 @@ from .drain import record_revision
 from .facts_devices import majors
 from .guests import container_config
 from .lxc_config import Config, Wanted
-from .pci import NVIDIA, Address, Pci
+from .pci import Address, Pci
 from .request import Request
 from .result import BadRequestError, FailedError, Json, RefusedError
 
@@ -29,16 +29,17 @@ def container(operation: Operation, request: Request) -> dict[str, Json]:
     vmid, style = request.number("vmid"), request.text("style", "dev")
     if style not in STYLES:
         raise BadRequestError(f"field style is {style!r}: it must be one of {', '.join(STYLES)}")
-    target = Container.of(operation.system, vmid, request)
+    devices, known = request.addresses("devices"), operation.ledger.passed(vmid).numbers("majors")
+    target = Container.of(operation.system, vmid, request, known)
     config, running = target.config(), target.running
-    wanted = wanted_of(operation.system, request.addresses("devices"))
+    wanted = wanted_of(operation.system, devices, target.majors)
     operation.ledger.note_found(
         f"container:{vmid}", {"config": config.text(), "status": "running" if running else "stopped"}
     )
     start = running or request.flag("start", default=True)
     live_right = running and target.live_minors() == wanted.minors
     text_right = lxc_config.passes_exactly(config, wanted)
-    change = None if text_right else partial(_rewrite, operation, target, config, wanted, style)
+    change = None if text_right else partial(rewrite, operation, target, config, wanted, style)
     if running and not (text_right and live_right):
         # A unit for as many GPUs as before may come up by itself; else it is for cards that are gone, or too few.
         resized = len(config.minors) != len(wanted.minors)
@@ -54,6 +55,7 @@ def container(operation: Operation, request: Request) -> dict[str, Json]:
         target.verify(wanted)
     _forget_pending(operation, vmid)
     operation.ledger.manage_guest("containers", vmid)
+    operation.ledger.note_passed(vmid, devices, style, target.majors)
     record_revision(operation, f"container:{vmid}", request)
     return {"vmid": vmid, "minors": [*sorted(wanted.minors)]}
 
@@ -63,40 +65,45 @@ def container_release(operation: Operation, request: Request) -> dict[str, Json]
     vmid, system = request.number("vmid"), operation.system
     found = operation.ledger.table("found").get(f"container:{vmid}")
     if isinstance(found, dict) and container_config(system, vmid) is not None:
-        target = Container.of(system, vmid, request)
-        current, before = target.config(), lxc_config.parse(str(found["config"]), all_majors(system))
+        target = Container.of(system, vmid, request, operation.ledger.passed(vmid).numbers("majors"))
+        current, before = target.config(), lxc_config.parse(str(found["config"]), target.majors)
         back = lxc_config.with_gpu_lines_of(current, before, passed_to_others(system, vmid))
         if back.text() != current.text():
             _give_back(operation, target, current, back, Request.of(found).texts("units"))
     operation.ledger.table("found").pop(f"container:{vmid}", None)
     operation.ledger.table("revisions").pop(f"container:{vmid}", None)
+    operation.ledger.table("passed").pop(str(vmid), None)
     operation.ledger.unmanage_guest("containers", vmid)
     return {"vmid": vmid}
 
 
-def wanted_of(system: System, devices: Iterable[Address]) -> Wanted:
-    """What passing these devices means on this host now; refused for one that the nvidia driver doesn't have."""
+def wanted_of(system: System, devices: Iterable[Address], known: frozenset[int]) -> Wanted:
+    """What passing these devices means on this host now; refused for one that the nvidia driver doesn't have.
+
+    `known` has every major that is or was nvidia's.
+    """
     pci = Pci(system.root)
-    minors = {}
+    every, minors = pci.minors(), set()
     for address in devices:
-        minor = pci.minor(address)
-        if pci.driver(address) != NVIDIA or minor is None:
+        if address not in every:
             raise RefusedError(
                 f"{address} is on {pci.driver(address) or 'no driver'} and has no device minor: a container can only "
                 "be given GPUs that are bound to nvidia; bind its pool first"
             )
-        minors[address] = minor
-    ensure_nodes(system, minors.values())
-    on_driver = [address for address in pci.all() if pci.driver(address) == NVIDIA]
-    every = frozenset(minor for address in on_driver if (minor := pci.minor(address)) is not None)
-    useful = tuple(node for node in lxc_config.USEFUL if system.root.at(node).exists())
+        minors.add(every[address])
+    ensure_nodes(system, minors)
     uvm = majors(system.root).get("nvidia-uvm")
     return Wanted(
-        frozenset(minors.values()), every, useful, NVIDIA_MAJOR, frozenset() if uvm is None else frozenset({uvm})
+        frozenset(minors),
+        frozenset(every.values()),
+        useful=tuple(node for node in lxc_config.USEFUL if system.root.at(node).exists()),
+        major=NVIDIA_MAJOR,
+        other_majors=frozenset() if uvm is None else frozenset({uvm}),
+        stale_majors=known - all_majors(system),
     )
 
 
-def _rewrite(operation: Operation, target: Container, before: Config, wanted: Wanted, style: str) -> None:
+def rewrite(operation: Operation, target: Container, before: Config, wanted: Wanted, style: str) -> None:
     """Change the GPU lines of a stopped container (`pct set` on a running one would only leave pending changes)."""
     operation.undo_with(f"configuration of container {target.vmid}", partial(_put_back, target, before))
     operation.begin(f"container {target.vmid}: GPU nodes {sorted(before.minors)} → {sorted(wanted.minors)}")

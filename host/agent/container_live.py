@@ -36,11 +36,13 @@ class Container:
     vmid: int
     stop_limit: float
     boot_limit: float
+    majors: frozenset[int]
 
     @classmethod
-    def of(cls, system: System, vmid: int, request: Request) -> Container:
-        """With the limits that the request has."""
-        return cls(system, vmid, request.seconds("stop_timeout_s", 60.0), request.seconds("boot_timeout_s", 180.0))
+    def of(cls, system: System, vmid: int, request: Request, majors: Iterable[int] = ()) -> Container:
+        """With the limits that the request has; `majors` were nvidia's at earlier boots."""
+        limits = request.seconds("stop_timeout_s", 60.0), request.seconds("boot_timeout_s", 180.0)
+        return cls(system, vmid, *limits, all_majors(system) | {*majors})
 
     @property
     def running(self) -> bool:
@@ -55,7 +57,7 @@ class Container:
                 f"container {vmid} does not exist on this node ({CONTAINERS}/{vmid}.conf is missing): "
                 "`pct list` shows those that do; correct the VMID"
             )
-        config = lxc_config.parse(text, all_majors(self.system))
+        config = lxc_config.parse(text, self.majors)
         if locked := config.setting("lock"):
             raise RefusedError(
                 f"container {vmid} is locked by Proxmox ({locked}): wait for that task, or `pct unlock {vmid}`"

@@ -7,6 +7,7 @@ import re
 from functools import partial
 from typing import TYPE_CHECKING
 
+from .boot_unit import is_installed
 from .pci import NVIDIA, Address, Pci, parse_address, slot_of
 from .result import BadRequestError, Json
 
@@ -24,10 +25,6 @@ ATTRIBUTE_LIMIT = 1.5
 Object = dict[str, Json]
 
 
-INSTALLED = "/usr/local/lib/gpu-topology-agent.pyz"
-"""Where the workstation puts this agent, for the commands that it runs by name."""
-
-
 def host_facts(root: Root, pveversion: Completed | None) -> Object:
     """Who the host is and how it booted."""
     version = re.match(r"pve-manager/([^/\s]+)", pveversion.out) if pveversion and pveversion.ok else None
@@ -37,7 +34,7 @@ def host_facts(root: Root, pveversion: Completed | None) -> Object:
         "boot_id": root.word("/proc/sys/kernel/random/boot_id"),
         "cmdline": root.word("/proc/cmdline") or "",
         "pve_version": version.group(1) if version else None,
-        "agent_installed": root.at(INSTALLED).is_file(),
+        "agent_installed": is_installed(root),
     }
 
 

@@ -32,6 +32,7 @@ def empty() -> Object:
         "devices": {},
         "revisions": {},
         "found": {},
+        "passed": {},
         "previous": {},
         "outdated": {},
         "drained": [],
@@ -139,6 +140,15 @@ class Ledger:
     def note_found(self, key: str, value: Json) -> None:
         """Keep what was there before our first touch; later touches change nothing."""
         self.table("found").setdefault(key, value)
+
+    def passed(self, vmid: int) -> Request:
+        """What a container was given: `devices`, `style`, and every one of nvidia's `majors` since then."""
+        return Request.of(self.table("passed").get(str(vmid), {}))
+
+    def note_passed(self, vmid: int, devices: Iterable[str], style: str, majors: Iterable[int]) -> None:
+        """Remember it, for boots that give other numbers."""
+        known = {*majors, *self.passed(vmid).numbers("majors")}
+        self.table("passed")[str(vmid)] = {"devices": [*devices], "style": style, "majors": [*sorted(known)]}
 
     @property
     def managed(self) -> Managed:

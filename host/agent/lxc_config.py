@@ -35,6 +35,7 @@ class Wanted:
     useful: tuple[str, ...] = NEEDED  # those of USEFUL that the host has
     major: int = 195
     other_majors: frozenset[int] = frozenset()
+    stale_majors: frozenset[int] = frozenset()  # were nvidia's at an earlier boot; by now they may be anybody's
 
     def nodes(self, config: Config) -> list[str]:
         """The nodes to pass: the GPUs' own, and what goes with them."""
@@ -138,6 +139,8 @@ def passes_exactly(config: Config, wanted: Wanted) -> bool:
     """Whether the container is given exactly the wanted GPUs, in whatever style and order."""
     if config.minors != wanted.minors or (wanted.minors and not config.nodes.issuperset(NEEDED)):
         return False
+    if any(line.cgroup and line.cgroup[0] in wanted.stale_majors for line in config.lines):
+        return False
     allowed = {line.cgroup[1] for line in config.lines if line.cgroup and line.cgroup[0] == wanted.major}
     if None in allowed and not wanted.owns_all:
         return False
@@ -164,6 +167,7 @@ def with_raw(config: Config, wanted: Wanted) -> Config:
 
 def _with_rules(lines: list[Line], wanted: Wanted) -> list[Line]:
     """Narrow the cgroup rules of nvidia's major to the passed minors; the other majors have no minor per GPU."""
+    lines = [line for line in lines if not line.cgroup or line.cgroup[0] not in wanted.stale_majors]
     if any(line.allows_all for line in lines):
         return lines
     rules = [line for line in lines if line.cgroup]

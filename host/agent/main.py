@@ -35,7 +35,7 @@ MUTATING = {
     "container": ("container", "container"),
     "container-release": ("container", "container_release"),
     "drain": ("drain", "drain"),
-    "register": ("operation", "register"),
+    "register": ("register", "register"),
     "release": ("bind", "release"),
     "serve": ("service", "serve"),
     "stop": ("service", "stop"),
@@ -44,7 +44,11 @@ MUTATING = {
     "vm": ("vm", "vm"),
     "vm-release": ("vm", "vm_release"),
 }
-UNINSTALL = "uninstall"
+WHOLE = {
+    "boot": ("boot", "boot"),
+    "uninstall": ("uninstall", "uninstall"),
+}
+"""These lock and record by themselves, and give a whole result."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -70,8 +74,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
 def perform(system: System, operation: str, request: Request) -> Fields:
     """One operation's result; AgentError when it did not succeed."""
     try:
-        if operation == UNINSTALL:
-            return _function("uninstall", "uninstall")(system, request)
+        if whole := WHOLE.get(operation):
+            return _function(*whole)(system, request)
         if read := READING.get(operation):
             return {"ok": True, "changed": False, "steps": [], **_function(*read)(system, request)}
         run_mutating = _function("operation", "run_mutating")
@@ -93,7 +97,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="gpu-topology-agent", description=__doc__)
     parser.add_argument("--root", default="/", help="the folder that stands for / (default: /)")
     parser.add_argument("--format", choices=("json", "text"), default="json", help="what stdout carries")
-    parser.add_argument("operation", choices=sorted([*READING, *MUTATING, UNINSTALL]))
+    parser.add_argument("operation", choices=sorted([*READING, *MUTATING, *WHOLE]))
     return parser
 
 

@@ -140,15 +140,3 @@ def _ended(operation: Operation, error: Exception) -> AgentError:
             ended = FailedError(f"{what}. Everything done before was undone", details)
     ended.steps = list(operation.steps)
     return ended
-
-
-def register(operation: Operation, request: Request) -> dict[str, Json]:
-    """Learn what this program manages, so that a drain may stop it; the host is not touched."""
-    operation.ledger.manage(request.managed())
-    operation.ledger.configure(request.managed().services)
-    for vmid in request.object("managed").numbers("containers"):
-        operation.ledger.manage_guest("containers", vmid)
-    for field, key in (("revision", "register"), ("file_revision", "agent")):
-        if request.has(field):
-            operation.ledger.table("revisions")[key] = request.text(field)
-    return {}

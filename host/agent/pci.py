@@ -111,6 +111,11 @@ class Pci:
                 sizes.append(end - start + 1)
         return sizes
 
+    def minors(self) -> dict[Address, int]:
+        """The minors of all that is bound to the NVIDIA driver."""
+        bound = [address for address in self.all() if self.driver(address) == NVIDIA]
+        return {address: minor for address in bound if (minor := self.minor(address)) is not None}
+
     def minor(self, address: Address) -> int | None:
         """The N of its /dev/nvidiaN, from the NVIDIA driver; it shifts when cards leave, so it is read each time."""
         text = self.root.text(f"/proc/driver/nvidia/gpus/{address}/information") or ""

@@ -7,8 +7,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .boot_unit import PATH
 from .ledger import FOLDER, Ledger
 from .lock import LOCK, host_lock
+from .register import remove_boot_unit
 from .result import Json, RefusedError
 
 if TYPE_CHECKING:
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def uninstall(system: System, request: Request) -> dict[str, Json]:
-    """Remove the ledger, the lock file and the agent itself; refused while something is still to be handed back.
+    """Remove the boot unit, the ledger, the lock file and the agent; refused while something is to be handed back.
 
     What a VM was found with and could not be given back when it was released, since a container had it, is told.
     """
@@ -32,7 +34,7 @@ def uninstall(system: System, request: Request) -> dict[str, Json]:
                 f"the ledger still answers for {', '.join(sorted(left))}: release them first (`pulumi destroy` does), "
                 "or what was found there could never be given back"
             )
-        removed: list[Json] = []
+        removed: list[Json] = [PATH] if remove_boot_unit(system) else []
         if root.at(FOLDER).exists():
             shutil.rmtree(root.at(FOLDER))
             removed.append(FOLDER)

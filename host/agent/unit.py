@@ -37,7 +37,7 @@ def unit(operation: Operation, request: Request) -> dict[str, Json]:
         operation.ledger.table("previous")[key] = current
         # A process that was started before this write is outdated, to the clock tick, and whatever clocks say.
         operation.ledger.table("outdated")[key] = identity(system, service, int(shown.get("MainPID") or 0))
-        _change(operation, service, path, current, text)
+        change(operation, service, path, current, text)
     elif shown.get("NeedDaemonReload") == "yes":
         operation.begin(f"systemd of {_where(service)} reads its units again")
         need_inside(system, service.container, "systemctl", "daemon-reload")
@@ -63,7 +63,7 @@ def unit_release(operation: Operation, request: Request) -> dict[str, Json]:
         if enabled and not found["enabled"]:
             set_enabled(operation, service, enabled=False)
         if current != before:
-            _change(operation, service, path, current, before)
+            change(operation, service, path, current, before)
         if found["enabled"] and not enabled and before is not None:
             set_enabled(operation, service, enabled=True)
     guest = operation.ledger.table("found").get(f"container:{service.container}")
@@ -150,7 +150,8 @@ def replace(system: System, service: Service, path: str, text: str | None) -> No
     need_inside(system, service.container, "systemctl", "daemon-reload")
 
 
-def _change(operation: Operation, service: Service, path: str, current: str | None, text: str | None) -> None:
+def change(operation: Operation, service: Service, path: str, current: str | None, text: str | None) -> None:
+    """Replace a unit file as a step of an operation; None is no file."""
     operation.undo_with(f"{path} as before", partial(replace, operation.system, service, path, current))
     operation.begin(f"{'remove' if text is None else 'write'} {path} in {_where(service)}")
     replace(operation.system, service, path, text)

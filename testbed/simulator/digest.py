@@ -13,7 +13,14 @@ if TYPE_CHECKING:
 
     from testbed.simulator.machine import HostMachine
 
-OWN = ("var/lib/gpu-topology", "usr/local/lib/gpu-topology-agent.pyz", "run/lock/gpu-topology.lock")
+BOOT_UNIT = "gpu-topology-boot.service"
+OWN = (
+    f"etc/systemd/system/{BOOT_UNIT}",
+    f"etc/systemd/system/multi-user.target.wants/{BOOT_UNIT}",
+    "run/lock/gpu-topology.lock",
+    "usr/local/lib/gpu-topology-agent.pyz",
+    "var/lib/gpu-topology",
+)
 IGNORED = ("run/lock",)  # locks are taken and left
 
 
@@ -24,6 +31,8 @@ def contents(machine: HostMachine) -> dict[str, str]:
     managers = [machine.systemd, *(c.manager for c in machine.containers.all.values())]
     for manager in managers:
         for unit in manager.units.values():
+            if unit.name == BOOT_UNIT:
+                continue
             pid = unit.running.pid if unit.running else 0
             text = f"{unit.active} {unit.sub} pid={pid} reload={manager.need_reload(unit)}"
             found[f"unit {manager.scope}/{unit.name}"] = text

@@ -189,3 +189,18 @@ def test_found_dev_entries_take_free_numbers() -> None:
 def test_pending_device_changes_are_seen(section: str, pending: bool) -> None:
     """Changes that the next start would apply are no state to build on."""
     assert parse(HEAD + section).pending_devices is pending
+
+
+def test_a_rule_for_a_major_of_an_earlier_boot_goes() -> None:
+    """A dynamic major may be another driver's by now: its rule goes, and the new major's takes its place."""
+    text = allow("195:0", "195:255", "511:*") + mount("nvidia0", "nvidiactl", "nvidia-uvm")
+    moved = Wanted(frozenset({0}), frozenset({0}), other_majors=frozenset({509}), stale_majors=frozenset({511}))
+    config = parse(text, MAJORS | {509})
+    assert not passes_exactly(config, moved)
+    mended = with_raw(config, moved)
+    assert mended.text() == text.replace("511:*", "509:*")
+    assert passes_exactly(mended, moved)
+    both = parse(text + allow("509:*"), MAJORS | {509})
+    assert not passes_exactly(both, moved)
+    assert "511" not in with_raw(both, moved).text()
+    assert "511" not in plan_dev(both, moved).without_raw.text()

@@ -1,0 +1,166 @@
+"""The boot unit on the simulated hypervisor: containers' GPU lines by the device numbers of this boot."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.agent.requests import CONTAINER_CONFIG, MANAGED, NODE_0, NODE_1, bind_request, container_request
+from tests.agent.test_containers import passed
+
+if TYPE_CHECKING:
+    from tests.agent.conftest import Hypervisor
+
+pytestmark = pytest.mark.simulator
+
+UNIT = "etc/systemd/system/gpu-topology-boot.service"
+FIRST = {f"nvidia{minor}" for minor in range(4)}
+LAST = {f"nvidia{minor}" for minor in range(4, 8)}
+
+
+@pytest.fixture
+def moving(kpro6: Hypervisor) -> Hypervisor:
+    """The container has node 1's cards, minors 4 to 7; node 0's are on vfio-pci, so a reboot makes these 0 to 3.
+
+    The container does not start with the host, which is what it looks like when the boot unit runs.
+    """
+    kpro6.done("bind", bind_request("vm", NODE_0, "vfio-pci", others=NODE_1))
+    kpro6.done("container", container_request(NODE_1))
+    assert passed(kpro6.config()) == LAST
+    (kpro6.root / CONTAINER_CONFIG).write_text(kpro6.config().replace("onboot: 1", "onboot: 0"))
+    return kpro6
+
+
+def test_register_installs_the_unit_and_uninstall_removes_it(kpro6: Hypervisor) -> None:
+    """The unit is enabled with the agent, found as installed, installed again when it is gone, and removed last."""
+    assert kpro6.facts()["host"]["agent_installed"] is False
+    assert kpro6.done("register", {"managed": MANAGED})["changed"]
+    assert kpro6.facts()["host"]["agent_installed"] is True
+    assert "Before=pve-guests.service" in (kpro6.root / UNIT).read_text()
+    assert not kpro6.done("register", {"managed": MANAGED})["changed"]
+    asyncio.run(kpro6.run("systemctl disable gpu-topology-boot.service"))
+    assert kpro6.facts()["host"]["agent_installed"] is False
+    kpro6.done("register", {"managed": MANAGED})
+    assert kpro6.facts()["host"]["agent_installed"] is True
+    assert f"/{UNIT}" in kpro6.done("uninstall")["removed"]
+    assert not (kpro6.root / UNIT).exists()
+
+
+def test_a_unit_of_another_release_is_replaced(kpro6: Hypervisor) -> None:
+    """What stands there is compared as text, and written again where it differs."""
+    kpro6.done("register", {"managed": MANAGED})
+    text = (kpro6.root / UNIT).read_text()
+    (kpro6.root / UNIT).write_text(text.replace("180", "10"))
+    assert kpro6.facts()["host"]["agent_installed"] is False
+    kpro6.done("register", {"managed": MANAGED})
+    assert (kpro6.root / UNIT).read_text() == text
+
+
+@pytest.mark.parametrize("style", ["raw", "dev"])
+def test_moved_minors_are_mended_before_the_container_starts(moving: Hypervisor, style: str) -> None:
+    """The lines follow the cards' addresses to their new minors, in the style that they were written in."""
+    moving.done("container", container_request(NODE_1[:3], style=style))
+    moving.done("container", container_request(NODE_1, style=style))
+    moving.simulator.reboot()
+    assert moving.device(NODE_1[0])["minor"] == 0
+    assert moving.done("boot")["changed"]
+    assert passed(moving.config()) == FIRST
+    assert ("dev0:" in moving.config()) is (style == "dev")
+    assert [one["status"] for one in moving.facts()["containers"]] == ["stopped"]
+    assert not moving.done("boot")["changed"]
+
+
+def test_the_host_mends_them_by_itself(moving: Hypervisor) -> None:
+    """The unit runs before guests start, so that the container comes up with its cards."""
+    moving.done("register", {"managed": MANAGED})
+    (moving.root / CONTAINER_CONFIG).write_text(moving.config().replace("onboot: 0", "onboot: 1"))
+    moving.simulator.reboot()
+    assert passed(moving.config()) == FIRST
+    inside = asyncio.run(moving.run("pct exec 129 -- ls /dev")).stdout.split()
+    assert set(inside) >= FIRST
+    assert not LAST & set(inside)
+    assert not moving.done("container", container_request(NODE_1))["changed"]
+
+
+def test_another_major_of_uvm_replaces_the_old_rule(moving: Hypervisor) -> None:
+    """A dynamic major may be another driver's by now: its rule goes, and the new one stands in its place."""
+    moving.simulator.reboot(uvm_major=509)
+    moving.done("boot")
+    assert "c 509:* rwm" in moving.config()
+    assert "c 511:* rwm" not in moving.config()
+
+
+def test_a_card_that_is_missing_leaves_the_lines_alone(moving: Hypervisor) -> None:
+    """Where a card did not come up and no line names another's, nothing is changed, and the unit fails visibly."""
+    for address in NODE_1:
+        moving.simulator.faults.bind_fail(address, "nvidia")
+    moving.simulator.reboot()
+    before = moving.config()
+    answer = moving.agent("boot")
+    assert answer.code == 3
+    assert NODE_1[0] in answer["message"]
+    assert moving.config() == before
+
+
+def test_a_container_never_gets_anothers_card(kpro6: Hypervisor) -> None:
+    """Where a card did not come up, and its minor is another pool's now, the container gets only its own."""
+    kpro6.done("bind", bind_request("one", NODE_0, "nvidia", others=NODE_1))
+    kpro6.done("container", container_request(NODE_0))
+    assert passed(kpro6.config()) == FIRST
+    (kpro6.root / CONTAINER_CONFIG).write_text(kpro6.config().replace("onboot: 1", "onboot: 0"))
+    kpro6.simulator.faults.bind_fail(NODE_0[1], "nvidia")
+    kpro6.simulator.reboot()
+    assert kpro6.device(NODE_1[0])["minor"] == 3
+    answer = kpro6.agent("boot")
+    assert answer.code == 4
+    assert NODE_0[1] in answer["message"]
+    assert passed(kpro6.config()) == {"nvidia0", "nvidia1", "nvidia2"}
+
+
+def test_a_running_container_is_left_alone(moving: Hypervisor) -> None:
+    """Started by hand on a host that is up, the unit changes nothing under a container that runs."""
+    before = moving.config()
+    answer = moving.done("boot")
+    assert not answer["changed"]
+    assert "runs already" in answer["steps"][0]
+    assert moving.config() == before
+
+
+def test_a_released_container_is_no_longer_mended(moving: Hypervisor) -> None:
+    """After its release the container is its owner's again."""
+    moving.done("container-release", {"vmid": 129})
+    moving.simulator.reboot()
+    before = moving.config()
+    assert not moving.done("boot")["changed"]
+    assert moving.config() == before
+
+
+def test_it_waits_for_the_clusters_quorum(moving: Hypervisor) -> None:
+    """Without quorum /etc/pve is read-only, which Proxmox shows by the mode of /etc/pve/local; then it goes on."""
+    moving.simulator.reboot()
+    local = moving.root / "etc/pve/local"
+    local.unlink()
+    local.touch(mode=0o400)
+
+    async def wait() -> int:
+        running = asyncio.ensure_future(moving.agent_later("boot"))
+        await moving.run("systemctl is-system-running")
+        assert passed(moving.config()) == LAST
+        assert not running.done()
+        local.chmod(0o600)
+        return (await running).code
+
+    assert asyncio.run(wait()) == 0
+    assert passed(moving.config()) == FIRST
+
+
+def test_a_broken_ledger_is_a_message(kpro6: Hypervisor) -> None:
+    """A ledger that is no JSON is refused with the file's name, for the journal."""
+    kpro6.done("register", {"managed": MANAGED})
+    (kpro6.root / "var/lib/gpu-topology/ledger.json").write_text("{")
+    answer = kpro6.agent("boot", None, "--format", "text")
+    assert answer.code == 3
+    assert "ledger.json" in answer.stderr
+    assert "Traceback" not in answer.stderr

@@ -41,6 +41,6 @@ def managed_revision(spec: TopologySpec, facts: Facts) -> str:
 
 
 def agent_revision(facts: Facts) -> str:
-    """The revision of the agent's file and boot unit: a new one where one is gone, since Pulumi sees no drift of these."""
+    """The revision of the agent's file and boot unit: a new one where either is gone, which Pulumi would not see."""
     there = facts.host.agent_installed
     return revision(AGENT, as_wanted=there, desired=True, observed=there, facts=facts)

@@ -167,6 +167,7 @@ def _build_image(folder: Path, base: Path, release: str) -> None:
             run(["strip", "--strip-debug", "-o", extra / module.name, module], current)
         run(["depmod", "-b", root, release], current)
         _add_tools(root)
+        _link_pve(root / "etc" / "pve", state.hostname)
         _build_container(root, state)
         _build_host(root, state)
         _add_keys(root, folder / "keys", current)
@@ -189,6 +190,14 @@ def _add_tools(root: Path) -> None:
     for name, module in TOOLS.items():
         _write(root / name, LAUNCHER.format(module=module), mode=0o755)
     subprocess.run(["python3", "-m", "compileall", "-q", "-s", root, library], check=True)
+
+
+def _link_pve(pve: Path, hostname: str) -> None:
+    """Lay out /etc/pve as pmxcfs does: guests below their node, links to this node's."""
+    for kind in ("lxc", "qemu-server"):
+        (pve / "nodes" / hostname / kind).mkdir(parents=True)
+        (pve / kind).symlink_to(f"nodes/{hostname}/{kind}")
+    (pve / "local").symlink_to(f"nodes/{hostname}")
 
 
 def _build_container(root: Path, state: HostState) -> None:

@@ -34,6 +34,10 @@ def _edit_copy(stage: Stage) -> None:
     (stage.workspace.folder / "units" / UNIT).write_text("# somebody's experiment\n")
 
 
+def _disable_boot_unit(stage: Stage) -> None:
+    stage.host.shell("systemctl", "disable", "gpu-topology-boot.service")
+
+
 def _unplug_vm(stage: Stage) -> None:
     stage.host.shell("qm", "stop", "200")
     stage.host.shell("qm", "set", "200", "--delete", "hostpci3")
@@ -44,6 +48,7 @@ DRIFT: dict[str, tuple[Callable[[Stage], None], str]] = {
     "the service was stopped": (_stop_service, "sglang-qwen"),
     "the unit was edited": (_edit_unit, "tp 2 -> 4"),
     "the canonical copy was edited": (_edit_copy, "units/sglang-qwen.service"),
+    "the boot unit was disabled": (_disable_boot_unit, "agent-register"),
     "a GPU was taken from the VM": (_unplug_vm, "vm 200"),
 }
 

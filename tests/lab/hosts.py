@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 SERVED_S = 300.0
 """Seconds until the service is ready on an emulated machine beside much else."""
+MOVED_MAJOR = 510
 
 
 class HostUnderTest(Protocol):
@@ -47,6 +48,9 @@ class HostUnderTest(Protocol):
 
     def hold(self, address: str, minor: int) -> int:
         """Start a process that nobody manages on a card; its PID."""
+
+    def move_numbers(self) -> None:
+        """Have the next boot give other minors, and nvidia-uvm another major."""
 
 
 def check(host: HostUnderTest, command: str, *, stdin: bytes = b"") -> str:
@@ -94,6 +98,13 @@ class OnLab:
         self.lab.check(f"until ls -l /proc/{pid}/fd | grep -q nvidia{minor}; do sleep 0.2; done")
         return pid
 
+    def move_numbers(self) -> None:
+        """Load the driver late, with its daemon: driverctl has taken its cards by then, and minors begin at 0."""
+        self.lab.check("rm /etc/modules-load.d/nvidia-uvm.conf; echo blacklist nvidia >> /etc/modprobe.d/lab.conf")
+        self.lab.check(f"sed -i s/major=511/major={MOVED_MAJOR}/ /etc/modprobe.d/lab.conf")
+        load = "[Service]\nExecStartPre=/sbin/modprobe -a nvidia nvidia-uvm\n"
+        self.lab.write("/etc/systemd/system/nvidia-persistenced.service.d/late.conf", load)
+
 
 class OnSimulator:
     """The simulator."""
@@ -102,6 +113,7 @@ class OnSimulator:
         self.simulator = simulator
         self.seen = Host(simulator)
         self._connection: Connection | None = None
+        self._uvm_major: int | None = None
 
     def close(self) -> None:
         """Close the connections."""
@@ -142,12 +154,16 @@ class OnSimulator:
     def reboot(self) -> None:
         """Reboot, and wait until it has booted."""
         self._disconnect()
-        self.simulator.reboot()
+        self.simulator.reboot(uvm_major=self._uvm_major)
 
     def hold(self, address: str, minor: int) -> int:
         """Start a foreign process."""
         del minor
         return self.simulator.faults.foreign_process(address)
+
+    def move_numbers(self) -> None:
+        """Give uvm another major; minors begin at 0, since the simulator's driver always comes after overrides."""
+        self._uvm_major = MOVED_MAJOR
 
     def _disconnect(self) -> None:
         if self._connection is not None:

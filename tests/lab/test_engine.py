@@ -9,6 +9,7 @@ import pytest
 from testbed.checks import check_host
 from testbed.lab.host import LabHost
 from testbed.stage import merge, split, workspace_on
+from tests.lab.hosts import OnLab
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,7 +38,7 @@ def _wrong(lab: Lab, workspace: Workspace, *, split_: bool) -> list[tuple[str, o
 
 
 def test_the_program_splits_the_host_and_finds_the_split_again_after_a_reboot(lab: Lab, tmp_path: Path) -> None:
-    """`up` adopts, `up` splits; after a reboot preview shows the VM that is stopped, and `up` starts it; then merge."""
+    """`up` adopts, `up` splits; after a boot with other device numbers only the stopped VM is a change; then merge."""
     workspace = workspace_on(cast("Simulator", lab), tmp_path / "project")
     workspace.edit(_on_lab)
     started = lab.check("pct exec 129 -- systemctl show sglang-qwen -p ActiveEnterTimestamp")
@@ -48,11 +49,13 @@ def test_the_program_splits_the_host_and_finds_the_split_again_after_a_reboot(la
     workspace.up(check=True)
     assert not _wrong(lab, workspace, split_=True)
     assert workspace.preview("--expect-no-changes").status == 0
+    OnLab(lab).move_numbers()
     lab.reboot()
     lab.wait_served()
     preview = workspace.preview("--expect-no-changes")
     assert preview.status == 7, preview.output
     assert "vm 200" in preview.text, preview.output
+    assert "container 129" not in preview.text, preview.output
     workspace.up(check=True)
     assert not _wrong(lab, workspace, split_=True)
     for change in (merge, _on_lab):

@@ -55,7 +55,7 @@ def test_the_split_done_again_changes_nothing(halves: HostUnderTest) -> None:
             operations.serve(SERVING),
             operations.vm(CONFIDENTIAL),
         ]
-    assert [answer["changed"] for answer in answers] == [False] * len(answers)
+    assert [answer["steps"] for answer in answers if answer["changed"]] == []
     assert check(halves, main) == before
 
 

@@ -1,4 +1,4 @@
-"""Device numbers that a boot gives differently."""
+"""Device numbers that a boot gives differently: the container starts with its cards all the same."""
 
 from __future__ import annotations
 
@@ -6,34 +6,46 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from testbed.checks import CONFIDENTIAL, CONTAINER, SERVING
-from tests.lab.hosts import OnLab
-from tests.lab.operations import Operations
+from host.bundle import AGENT_PATH, agent_bundle
+from testbed.checks import CONFIDENTIAL, SERVING
+from tests.lab.hosts import MOVED_MAJOR, OnLab, check, wait_served
+from tests.lab.operations import MANAGED, Operations
 from tests.lab.test_handover import visible
 
 if TYPE_CHECKING:
     from testbed.lab import Lab
+    from tests.lab.hosts import HostUnderTest
 
 pytestmark = pytest.mark.lab
 
 
-def test_moved_numbers_are_found_and_mended(lab: Lab) -> None:
-    """Where a boot gives other minors and another uvm major, the container gets its cards again, by their addresses."""
-    host = OnLab(lab)
+@pytest.mark.parametrize("style", ["raw", "dev"])
+def test_a_container_starts_with_its_cards_whatever_their_numbers(host: HostUnderTest, style: str) -> None:
+    """Other minors and another uvm major: the boot unit mends the lines before guests start, and the server answers."""
+    check(host, f"cat > {host.path(f'/{AGENT_PATH}')}", stdin=agent_bundle())
     with Operations(host) as operations:
+        operations.call("register", managed=MANAGED)
         operations.bind("confidential", SERVING, "vfio-pci", CONFIDENTIAL)
         operations.bind("serving", CONFIDENTIAL, "nvidia", SERVING)
-        assert operations.container(CONFIDENTIAL)["minors"] == [4, 5, 6, 7]
-    # The driver comes late, with its daemon: driverctl has taken four cards away by then, and minors begin at 0.
-    lab.check("rm /etc/modules-load.d/nvidia-uvm.conf; echo blacklist nvidia >> /etc/modprobe.d/lab.conf")
-    lab.check("sed -i s/major=511/major=510/ /etc/modprobe.d/lab.conf")
-    load = "[Service]\nExecStartPre=/sbin/modprobe -a nvidia nvidia-uvm\n"
-    lab.write("/etc/systemd/system/nvidia-persistenced.service.d/late.conf", load)
-    lab.reboot()
-    with Operations(host) as operations:
-        cards = {device["address"]: device for device in operations.facts()["devices"]}
-        assert [cards[address]["minor"] for address in CONFIDENTIAL] == [0, 1, 2, 3]
-        assert operations.container(CONFIDENTIAL)["minors"] == [0, 1, 2, 3]
+        assert operations.container(CONFIDENTIAL, style)["minors"] == [4, 5, 6, 7]
+        operations.unit(len(CONFIDENTIAL))
+        operations.serve(CONFIDENTIAL)
+    host.move_numbers()
+    host.reboot()
+    wait_served(host)
     assert visible(host) == list(CONFIDENTIAL)
-    opened = lab.run(f"pct exec {CONTAINER} -- sh -c ': < /dev/nvidia-uvm'")
-    assert opened.status == 0, opened.stderr
+    assert host.seen.container_gpus() == ["nvidia0", "nvidia1", "nvidia2", "nvidia3"]
+    with Operations(host) as operations:
+        facts = operations.facts()
+        assert facts["nvidia"]["uvm_major"] == MOVED_MAJOR
+        minors = {device["address"]: device["minor"] for device in facts["devices"]}
+        assert [minors[address] for address in CONFIDENTIAL] == [0, 1, 2, 3]
+        assert operations.container(CONFIDENTIAL, style)["changed"] is False
+    if isinstance(host, OnLab):
+        _assert_done_before_guests(host.lab)
+
+
+def _assert_done_before_guests(lab: Lab) -> None:
+    ended = lab.check("systemctl show gpu-topology-boot.service -P ExecMainExitTimestampMonotonic")
+    guests = lab.check("systemctl show pve-guests.service -P ExecMainStartTimestampMonotonic")
+    assert 0 < int(ended) < int(guests)

@@ -23,6 +23,8 @@ _HIDDEN = re.compile(r"KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
 """Of a process's environment the agent reports the visible names that are not hidden."""
 
 _PARALLELISM = {"tp", "pp", "dp"}
+_INSTALLING = ("Alias", "RequiredBy", "UpheldBy", "WantedBy")
+"""Directives of [Install] (systemd.unit(5)) that make `systemctl enable` do something."""
 _HOSTPCI = re.compile(r"(hostpci\d+):\s*(.*?)\s*")
 
 
@@ -38,6 +40,7 @@ class WantedUnit:
     working_directory: str | None
     user: str | None
     numa_node: int | None
+    enabled: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -151,6 +154,9 @@ def _directive_changes(subject: str, unit: Unit, wanted: WantedUnit) -> Iterator
         found = unit.value("Service", key) or default
         if value is not None and found != value:
             yield Change(subject, key, found, value)
+    if wanted.enabled and not any(unit.values("Install", key) for key in _INSTALLING):
+        # A unit without any of them can't be enabled.
+        yield Change(subject, "[Install]", ABSENT, "WantedBy=multi-user.target")
     mask = unit.value("Service", "NUMAMask")
     if mask is not None and mask != str(wanted.numa_node):
         yield Change(subject, "NUMA node", mask, ABSENT if wanted.numa_node is None else str(wanted.numa_node))

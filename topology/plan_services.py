@@ -129,6 +129,7 @@ def _wanted(  # noqa: PLR0913  everything that a unit's meaning depends on
         working_directory=service.working_directory,
         user=service.user,
         numa_node=None if "numa-node" in flags else _numa_node(pool, facts),
+        enabled=service.enabled,
     )
 
 

@@ -29,6 +29,7 @@ WANTED = WantedUnit(
     working_directory="/opt/sglang",
     user="root",
     numa_node=0,
+    enabled=True,
 )
 UNIT = """\
 # written by hand
@@ -39,6 +40,8 @@ Environment="HF_HOME=/models"   NCCL_P2P_DISABLE=1
 ExecStart=-/bin/python -m sglang.launch_server --trust-remote-code \\
    --mem-fraction-static=0.90 --port 30000 \\
    --tensor-parallel-size 4
+[Install]
+WantedBy=multi-user.target
 """
 SPLIT = hosts.facts("kpro6", "split")
 (MAPPING,) = hosts.plan(hosts.split(), SPLIT).spec.mappings
@@ -52,6 +55,13 @@ def said(text: str, wanted: WantedUnit = WANTED, overlay: Overlay | None = None)
 def test_another_spelling_of_the_same_is_no_change() -> None:
     """Order, aliases, quoting, comments, prefixes and directives nobody speaks of make no difference."""
     assert said(UNIT) == []
+
+
+def test_a_unit_that_nobody_starts_at_boot_needs_no_install_section() -> None:
+    """Where the service is not to be enabled, [Install] is the owner's business; any of its directives enables."""
+    plain = UNIT.partition("[Install]")[0]
+    assert said(plain, replace(WANTED, enabled=False)) == []
+    assert said(f"{plain}[Install]\nAlias=ai.service\n") == []
 
 
 @pytest.mark.parametrize(
@@ -72,6 +82,7 @@ def test_another_spelling_of_the_same_is_no_change() -> None:
         ("WorkingDirectory=/opt/sglang", "User=ai", "service s: WorkingDirectory absent -> /opt/sglang"),
         ("WorkingDirectory=/opt/sglang", "WorkingDirectory=/opt/sglang\nUser=ai", "service s: User ai -> root"),
         ("TimeoutStartSec=1800", "NUMAMask=1", "service s: NUMA node 1 -> 0"),
+        ("WantedBy=multi-user.target", "", "service s: [Install] absent -> WantedBy=multi-user.target"),
         ("TimeoutStartSec=1800", "EnvironmentFile=-/etc/x", "service s: environment files /etc/x -> none"),
         (
             "ExecStart=-/bin",

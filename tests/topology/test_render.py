@@ -20,6 +20,7 @@ WANTED = WantedUnit(
     working_directory=None,
     user=None,
     numa_node=None,
+    enabled=True,
 )
 FOUND = """\
 [Unit]

@@ -44,9 +44,9 @@ clean: ## remove the clone's cache and what the tools left behind
 	@rm -rf .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-lab: setup ## boot the lab, a hypervisor in QEMU on a real kernel (needs Debian packages, and root to build its image)
-	@$(BIN)/python -m testbed.lab
+lab: setup ## boot the lab, a hypervisor in QEMU on a real kernel (INSTALL=1 as below; needs root, to build its image)
+	@$(BIN)/python -m testbed.lab $(if $(INSTALL),--install)
 
-test-lab: setup ## run the tests of tests/lab on the lab
-	@$(BIN)/python -m testbed.lab --check
+test-lab: setup ## run the tests of tests/lab on the lab (INSTALL=1: install the Debian packages that it needs)
+	@$(BIN)/python -m testbed.lab --check $(if $(INSTALL),--install)
 	@GPU_TOPOLOGY_LAB=1 $(BIN)/python -m pytest tests/lab

@@ -43,7 +43,7 @@ def missing_packages() -> list[str]:
 
 
 def ensure_packages(*, install: bool) -> None:
-    """Install what is missing where that is wanted, or in CI; else say how.
+    """Install what is missing where that is wanted; else say how.
 
     Raises:
         SetupError: something is missing, and it is not to be installed or can't be.
@@ -52,11 +52,11 @@ def ensure_packages(*, install: bool) -> None:
     if not missing:
         return
     command = f"{INSTALL} {' '.join(missing)}"
-    root = os.geteuid() == 0
-    if not (install or (root and os.environ.get("CI") == "true")):
+    if not install:
+        sudo = "" if os.geteuid() == 0 else "sudo "
         raise SetupError(
             f"the lab needs packages that are not installed: {', '.join(missing)}. "
-            f"Install them with `{'' if root else 'sudo '}{command}`, or run this again with --install"
+            f"Install them with `{sudo}{command}`, or by `make test-lab INSTALL=1`"
         )
     with step(f"install {len(missing)} packages") as current:
         environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}

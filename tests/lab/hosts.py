@@ -49,6 +49,9 @@ class HostUnderTest(Protocol):
     def hold(self, address: str, minor: int) -> int:
         """Start a process that nobody manages on a card; its PID."""
 
+    def end(self, pid: int) -> None:
+        """End that process."""
+
     def move_numbers(self) -> None:
         """Have the next boot give other minors, and nvidia-uvm another major."""
 
@@ -97,6 +100,10 @@ class OnLab:
         pid = int(self.lab.check("systemctl show -P MainPID stranger"))
         self.lab.check(f"until ls -l /proc/{pid}/fd | grep -q nvidia{minor}; do sleep 0.2; done")
         return pid
+
+    def end(self, pid: int) -> None:
+        """End that process."""
+        self.lab.check(f"kill {pid}")
 
     def move_numbers(self) -> None:
         """Load the driver late, with its daemon: driverctl has taken its cards by then, and minors begin at 0."""
@@ -160,6 +167,10 @@ class OnSimulator:
         """Start a foreign process."""
         del minor
         return self.simulator.faults.foreign_process(address)
+
+    def end(self, pid: int) -> None:
+        """End that process."""
+        self.simulator.faults.end_process(pid)
 
     def move_numbers(self) -> None:
         """Give uvm another major; minors begin at 0, since the simulator's driver always comes after overrides."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
 
 from testbed.checks import CONFIDENTIAL, CONTAINER, UNIT
 from tests.lab.hosts import check
+from tests.lab.operations import Operations
 
 if TYPE_CHECKING:
     from tests.lab.hosts import HostUnderTest
@@ -121,3 +123,39 @@ def test_driverctl_unbinds_even_with_noprobe(host: HostUnderTest) -> None:
     check(host, f"driverctl --noprobe set-override {CARD} vfio-pci")
     assert _answers(host, [(f"{DEVICE}/driver", READ)]) == ["none"]
     assert host.read(f"/etc/driverctl.d/pci-{CARD}") == "vfio-pci\n"
+
+
+def test_a_unit_without_install_is_not_enabled_and_nobody_says_so(host: HostUnderTest) -> None:
+    """`systemctl enable` succeeds and the unit stays static: who wants it at boot must give it an [Install] section."""
+    host.write("/etc/systemd/system/plain.service", "[Service]\nExecStart=/usr/bin/nvidia-persistenced\n")
+    check(host, "systemctl daemon-reload && systemctl enable plain.service")
+    assert check(host, "systemctl is-enabled plain.service") == "static"
+
+
+UNBIND = "import os; os.write(os.open('{unbind}', os.O_WRONLY), b'{card}')"
+
+
+@pytest.mark.parametrize("apart", [False, True], ids=["with sshd's pipes", "apart from them"])
+def test_a_command_is_open_while_its_child_hangs_with_its_pipes(host: HostUnderTest, apart: bool) -> None:
+    """A child that hangs in the kernel survives SIGKILL, and what it holds of sshd's pipes keeps the channel open."""
+    _free(host)
+    with Operations(host) as operations:
+        pid = host.hold(CARD, operations.device(CARD)["minor"])
+    writer = f'python3 -c "{UNBIND.format(unbind=host.path(f"{PCI}/drivers/nvidia/unbind"), card=CARD)}"'
+    elsewhere = "< /dev/null > /dev/null 2>&1" if apart else ""
+    with ThreadPoolExecutor(1) as workers:
+        command = workers.submit(host.run, f"{writer} {elsewhere} & echo $! > {host.path('/run/writer')}")
+        while _reads(host, f"{DEVICE}/driver_override"):
+            assert not command.done() or apart
+        check(host, f"kill -KILL $(cat {host.path('/run/writer')})")
+        assert not _reads(host, f"{DEVICE}/driver_override")
+        assert command.done() is apart
+        host.end(pid)
+        assert command.result(60).status == 0
+
+
+def _reads(host: HostUnderTest, path: str) -> bool:
+    """Whether an attribute can be read within a second; reading waits while a removal hangs."""
+    read = host.path("/run/read")
+    command = f"rm -f {read}; (cat {host.path(path)} > {read} 2> /dev/null < /dev/null &) ; sleep 1; test -s {read}"
+    return host.run(command).status == 0

@@ -53,7 +53,7 @@ def main() -> None:
         sys.exit(9)
     gpus = visible()
     match arguments:
-        case ["-L"]:
+        case [] | ["-L"]:
             lines = [f"GPU {index}: {gpu.name} (UUID: {gpu.uuid})" for index, gpu in enumerate(gpus)]
         case [query, how] if query.startswith("--query-gpu=") and how.startswith("--format=csv"):
             fields = query.partition("=")[2].split(",")

@@ -21,7 +21,7 @@ from host.client import AgentClient
 from host.errors import OperationError
 from host.target import Target
 from tests.agent.conftest import AGENT, Hypervisor, until
-from tests.agent.requests import MANAGED, NODE_0, NODE_1, Json, bind_request
+from tests.agent.requests import NODE_0, NODE_1, Json, bind_request
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -114,17 +114,19 @@ def test_as_text_a_summary_ends_the_progress(
 ) -> None:
     """A person reads what was done, or that nothing was."""
     code, out, err = ask(
-        monkeypatch, capsys, json.dumps({"managed": MANAGED}), "--root", str(tmp_path), "--format", "text", "register"
+        monkeypatch, capsys, '{"pool": "serving"}', "--root", str(tmp_path), "--format", "text", "release"
     )
-    assert (code, out, err) == (0, "register: nothing to do, all is as wanted.\n", "")
+    assert (code, err) == (0, "")
+    assert out.startswith("release: nothing to do, all is as wanted.")
 
 
 def test_a_closed_output_is_no_failure(tmp_path: Path) -> None:
     """A reader that went away does not turn a finished operation into a failed one."""
-    words = [sys.executable, "-m", "host.agent", "--root", str(tmp_path), "register"]
+    words = [sys.executable, "-m", "host.agent", "--root", str(tmp_path), "release"]
     read, write = os.pipe()
     os.close(read)
-    done = subprocess.run(words, input=b"{}", stdout=write, stderr=write, check=False, cwd=REPOSITORY)
+    request = b'{"pool": "serving"}'
+    done = subprocess.run(words, input=request, stdout=write, stderr=write, check=False, cwd=REPOSITORY)
     os.close(write)
     assert done.returncode == 0
 

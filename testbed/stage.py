@@ -2,16 +2,38 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from testbed.workspace import Workspace, shipped_topology
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from testbed.simulator.simulator import Simulator
-
 Topology = dict[str, Any]
+
+
+class Machine(Protocol):
+    """How a stand-in for the hypervisor is reached, on loopback."""
+
+    @property
+    def ssh_port(self) -> int:
+        """The SSH server's port."""
+
+    @property
+    def host_key(self) -> str:
+        """The host's public key, one line in authorized_keys format."""
+
+    @property
+    def identity_file(self) -> Path:
+        """The private key that root may log in with."""
+
+    @property
+    def api_url(self) -> str:
+        """The Proxmox API's address."""
+
+    @property
+    def api_token(self) -> str:
+        """An API token, `USER@REALM!NAME=SECRET`."""
 
 
 def split(topology: Topology) -> None:
@@ -31,16 +53,16 @@ def merge(topology: Topology) -> None:
     topology["vms"] = {}
 
 
-def workspace_on(simulator: Simulator, folder: Path) -> Workspace:
-    """A workspace whose stack is the simulated host as it was found: all eight GPUs in the container."""
+def workspace_on(machine: Machine, folder: Path) -> Workspace:
+    """A workspace whose stack is the host as it was found: all eight GPUs in the container."""
     topology = shipped_topology("sim")
     host, proxmox = topology["host"], topology["proxmox"]
     del host["knownHosts"]
-    host |= {"port": simulator.ssh_port, "hostKey": simulator.host_key, "identityFile": str(simulator.identity_file)}
-    proxmox["endpoint"] = simulator.api_url
+    host |= {"port": machine.ssh_port, "hostKey": machine.host_key, "identityFile": str(machine.identity_file)}
+    proxmox["endpoint"] = machine.api_url
     topology["services"]["sglang-qwen"]["canonicalUnit"] = "units/sglang-qwen.service"
     merge(topology)
     workspace = Workspace(folder, topology)
-    # The API token as the provider takes it from the environment: a throw-away of this simulator, in no file.
-    workspace.environment["PROXMOX_VE_API_TOKEN"] = simulator.api_token
+    # The API token as the provider takes it from the environment: a throw-away of this machine, in no file.
+    workspace.environment["PROXMOX_VE_API_TOKEN"] = machine.api_token
     return workspace

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # `make test` has neither the packages nor the minutes for an emulated machine: there the tests that both hosts can pass
 # run on the simulator, and the others are not collected. `make test-lab` sets the variable, and all run on the lab.
 ON_LAB = os.environ.get("GPU_TOPOLOGY_LAB") == "1"
-LAB_ONLY = ["test_engine.py", "test_kernel.py", "test_workstation.py"]
+LAB_ONLY = ["test_kernel.py", "test_workstation.py"]
 collect_ignore_glob = [] if ON_LAB else LAB_ONLY
 HOSTS = ["lab" if ON_LAB else "simulator"]
 READY, SPLIT = "ready", "split"

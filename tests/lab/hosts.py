@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from host.ssh import Connection, Finished
 from host.target import Target
@@ -14,10 +14,12 @@ from testbed.lab.host import LabHost
 if TYPE_CHECKING:
     from testbed.lab import Lab
     from testbed.simulator import Simulator
+    from testbed.stage import Machine
 
 SERVED_S = 300.0
 """Seconds until the service is ready on an emulated machine beside much else."""
 MOVED_MAJOR = 510
+GPU = {"name": "QEMU's bochs-display, as a GPU", "pciId": "1234:1111", "memoryMib": 97887}
 
 
 class HostUnderTest(Protocol):
@@ -54,6 +56,16 @@ class HostUnderTest(Protocol):
 
     def move_numbers(self) -> None:
         """Have the next boot give other minors, and nvidia-uvm another major."""
+
+    def leak(self, address: str) -> None:
+        """Let the card's usage count never fall to zero: an unbind never returns."""
+
+    @property
+    def machine(self) -> Machine:
+        """How a workspace's stack reaches it."""
+
+    def adjust(self, topology: dict[str, Any]) -> None:
+        """Change what of kpro6's stack file is not so here."""
 
 
 def check(host: HostUnderTest, command: str, *, stdin: bytes = b"") -> str:
@@ -111,6 +123,23 @@ class OnLab:
         self.lab.check(f"sed -i s/major=511/major={MOVED_MAJOR}/ /etc/modprobe.d/lab.conf")
         load = "[Service]\nExecStartPre=/sbin/modprobe -a nvidia nvidia-uvm\n"
         self.lab.write("/etc/systemd/system/nvidia-persistenced.service.d/late.conf", load)
+
+    def leak(self, address: str) -> None:
+        """Have the stand-in for NVIDIA's driver keep one use of the card for ever."""
+        self.lab.check(f"echo -n {address} > /sys/module/nvidia/parameters/leak")
+
+    @property
+    def machine(self) -> Machine:
+        """How a workspace's stack reaches it."""
+        return self.lab
+
+    def adjust(self, topology: dict[str, Any]) -> None:
+        """Root is /, the cards have QEMU's ids, and the processor has no SEV-SNP."""
+        topology["host"]["root"] = "/"
+        for pool in topology["pools"].values():
+            pool["gpu"] = GPU
+        for vm in topology["vms"].values():
+            vm["sevSnp"] = False
 
 
 class OnSimulator:
@@ -175,6 +204,18 @@ class OnSimulator:
     def move_numbers(self) -> None:
         """Give uvm another major; minors begin at 0, since the simulator's driver always comes after overrides."""
         self._uvm_major = MOVED_MAJOR
+
+    def leak(self, address: str) -> None:
+        """Let no unbind of the card end."""
+        self.simulator.faults.unbind_hang(address)
+
+    @property
+    def machine(self) -> Machine:
+        """How a workspace's stack reaches it."""
+        return self.simulator
+
+    def adjust(self, topology: dict[str, Any]) -> None:
+        """Nothing: the stack file is that of the simulated kpro6."""
 
     def _disconnect(self) -> None:
         if self._connection is not None:

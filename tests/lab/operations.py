@@ -41,11 +41,10 @@ class Operations:
         """One operation's answer."""
         return cast("Facts", dict(self._client.call(operation, {**PATIENCE, **request})))
 
-    def facts(self) -> Facts:
+    def facts(self, **limits: float) -> Facts:
         """The host's facts."""
         request = {"containers": [CONTAINER], "vms": [VM], "services": [SERVICE]}
-        limits = {"commands_limit_s": 60}
-        return cast("Facts", dict(self._client.facts(request | limits)))
+        return cast("Facts", dict(self._client.facts({"commands_limit_s": 60, **request, **limits})))
 
     def device(self, address: str) -> Facts:
         """One device's facts."""

@@ -94,3 +94,17 @@ def test_a_hanging_service_is_diagnosed_and_undone(host: HostUnderTest, operatio
     assert raised.value.outcome == "undone"
     assert operations.unit_text() == text
     assert operations.serve(ALL)["tp"] == len(ALL)
+
+
+def test_a_leaked_usage_count_is_reported_and_frees_the_lock(host: HostUnderTest, operations: Operations) -> None:
+    """An unbind that never returns ends as «not undone» within its limit, says why, and lets others work on."""
+    check(host, f"pct exec {CONTAINER} -- systemctl stop {UNIT}")
+    check(host, "systemctl stop nvidia-persistenced")
+    host.leak(CONFIDENTIAL[-1])
+    with pytest.raises(OperationError, match="reboot") as raised:
+        operations.bind("confidential", CONFIDENTIAL, "vfio-pci", SERVING, unbind_timeout_s=5)
+    assert raised.value.outcome == "not-undone"
+    drivers = {card["address"]: card["driver"] for card in operations.facts(commands_limit_s=5)["devices"]}
+    assert {drivers[address] for address in (*SERVING, *CONFIDENTIAL[:-1])} == {"nvidia"}
+    assert check(host, f"ls {host.path('/etc/driverctl.d')}") == ""
+    assert operations.bind("serving", SERVING, "nvidia", CONFIDENTIAL)["changed"] is False

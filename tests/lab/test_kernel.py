@@ -55,21 +55,6 @@ def test_an_unbind_in_use_waits_for_the_last_close(lab: Lab) -> None:
     assert lab.run("test -e /dev/nvidia7").status == 1
 
 
-def test_a_leaked_usage_count_is_reported_and_frees_the_lock(lab: Lab) -> None:
-    """An unbind that never returns ends as «not undone» within its limit, says why, and lets others work on."""
-    lab.check(f"{QUIET}; echo -n {LAST} > /sys/module/nvidia/parameters/leak")
-    with Operations(OnLab(lab)) as operations:
-        with pytest.raises(OperationError, match="reboot") as raised:
-            operations.bind("confidential", CONFIDENTIAL, "vfio-pci", SERVING, unbind_timeout_s=5)
-        assert raised.value.outcome == "not-undone"
-        facts = operations.facts()
-        drivers = {device["address"]: device["driver"] for device in facts["devices"]}
-        assert {drivers[address] for address in (*SERVING, *CONFIDENTIAL[:-1])} == {"nvidia"}
-        assert lab.run("ls /etc/driverctl.d").stdout == ""
-        assert operations.bind("serving", SERVING, "nvidia", CONFIDENTIAL)["changed"] is False
-    lab.check("echo -n '' > /sys/module/nvidia/parameters/leak")
-
-
 def test_a_held_vfio_device_is_not_unbound(lab: Lab) -> None:
     """The VM's cards wait in an unbind until its process ends, as the nvidia driver's do."""
     address = CONFIDENTIAL[0]

@@ -8,7 +8,7 @@ import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from testbed.simulator.drivers import NVIDIA_MAJOR
+from testbed.simulator.drivers import CONTROL, device_number
 from testbed.simulator.events import EventKind
 from testbed.simulator.guests import GuestError, guest_lock
 from testbed.simulator.processes import Process
@@ -22,23 +22,22 @@ if TYPE_CHECKING:
     from testbed.simulator.sysfs import Function
     from testbed.simulator.tree import Tree
 
-_ALLOW = re.compile(r"^(?:a|c\s+(\d+|\*):(\d+|\*)\s+\w+)$")
+# The driver's clients open a node to read and write; LXC's own rule `c *:* m` lets a container make nodes only.
+_ALLOW = re.compile(r"^(?:a|c\s+(\d+|\*):(\d+|\*)\s+(?=\w*r)(?=\w*w)\w+)$")
 _DEV_KEY = re.compile(r"^dev(\d+)$")
-_NVIDIA = re.compile(r"^/dev/nvidia(\d+)$")
-CONTROL_MINOR = 255
 INIT = "/sbin/init"
 START_S = 0.05
 
 
 @dataclass
 class Container:
-    """A container; `nodes` are the device nodes it was given at its start, `allowed` the cgroup's rules."""
+    """A container; `nodes` are the device nodes it was given at its start, `allowed` those that it may open."""
 
     vmid: int
     manager: Manager
     init_pid: int | None = None
     nodes: tuple[str, ...] = ()
-    allowed: tuple[tuple[str, str], ...] = ()
+    allowed: tuple[str, ...] = ()
 
     @property
     def running(self) -> bool:
@@ -50,9 +49,9 @@ class Container:
         """Its root folder below the tree's."""
         return f"var/lib/lxc/{self.vmid}/rootfs"
 
-    def may_open(self, minor: int) -> bool:
-        """Whether the cgroup lets it open a node of major 195."""
-        return any(a in ("*", str(NVIDIA_MAJOR)) and b in ("*", str(minor)) for a, b in self.allowed)
+    def may_open(self, node: str) -> bool:
+        """Whether it has a node, and its cgroup lets it open that."""
+        return node in self.allowed
 
 
 class Containers:
@@ -147,21 +146,20 @@ class Containers:
 
     def visible(self, container: Container) -> list[Function]:
         """The GPUs that a process in the container can open: node, cgroup and control node all given."""
-        if "/dev/nvidiactl" not in container.nodes or not container.may_open(CONTROL_MINOR):
+        if not container.may_open(CONTROL):
             return []
-        minors = {int(m[1]) for node in container.nodes if (m := _NVIDIA.match(node))}
-        return [g for g in self.kernel.nvidia_gpus() if g.minor in minors and container.may_open(g.minor)]
+        return [g for g in self.kernel.nvidia_gpus() if container.may_open(f"/dev/nvidia{g.minor}")]
 
     def _give_devices(self, container: Container, config: GuestConfig) -> None:
         nodes: list[str] = []
-        allowed: list[tuple[str, str]] = []
+        rules: list[tuple[str, str]] = []
         for key, value in config.items():
             if _DEV_KEY.match(key):
                 source = value.partition(",")[0].removeprefix("path=")
                 self._need_node(container.vmid, source)
                 nodes.append(source)
-                minor = _minor(source)
-                allowed += [(str(NVIDIA_MAJOR), str(minor))] if minor is not None else []
+                number = device_number(self.tree, source)
+                rules += [(str(number[0]), str(number[1]))] if number else []
             elif key == "lxc.mount.entry":
                 fields = value.split()
                 if fields[0].startswith("/dev/") and len(fields) > 3:
@@ -172,16 +170,18 @@ class Containers:
                         nodes.append(f"/{fields[1].lstrip('/')}")
             elif key in ("lxc.cgroup2.devices.allow", "lxc.cgroup.devices.allow"):
                 rule = _ALLOW.match(value)
-                allowed += [(rule[1] or "*", rule[2] or "*")] if rule else []
+                rules += [(rule[1] or "*", rule[2] or "*")] if rule else []
         for node in ("/dev/null", *nodes):
             self.tree.put(f"{container.rootfs}{node}")
-        container.nodes, container.allowed = tuple(nodes), tuple(allowed)
+        container.nodes = tuple(nodes)
+        container.allowed = tuple(node for node in nodes if _allows(rules, device_number(self.tree, node)))
 
     def _need_node(self, vmid: int, path: str) -> None:
         if not self.tree.path(path).exists():
             raise GuestError(f"startup for container '{vmid}' failed\nDevice {path} does not exist")
 
 
-def _minor(path: str) -> int | None:
-    numbered = _NVIDIA.match(path)
-    return int(numbered[1]) if numbered else {"/dev/nvidiactl": CONTROL_MINOR, "/dev/nvidia-modeset": 254}.get(path)
+def _allows(rules: list[tuple[str, str]], number: tuple[int, int] | None) -> bool:
+    return number is not None and any(
+        major in ("*", str(number[0])) and minor in ("*", str(number[1])) for major, minor in rules
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import uuid
 from typing import TYPE_CHECKING
 
@@ -12,9 +13,12 @@ if TYPE_CHECKING:
     from testbed.simulator.tree import Tree
 
 NVIDIA_MAJOR = 195
-CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
+CONTROL, UVM = "/dev/nvidiactl", "/dev/nvidia-uvm"
+CONTROL_NODES = (CONTROL, UVM, "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
 CAPS_NODES = ("/dev/nvidia-caps/nvidia-cap1", "/dev/nvidia-caps/nvidia-cap2")
 GPUS = "proc/driver/nvidia/gpus"
+FIXED_MINORS = {CONTROL: 255, "/dev/nvidia-modeset": 254, UVM: 0, "/dev/nvidia-uvm-tools": 1}
+_NUMBERED = re.compile(r"/dev/nvidia(?:-caps/nvidia-cap)?(\d+)")
 
 
 class Driver:
@@ -112,6 +116,17 @@ class VfioDriver(Driver):
     def node(self, function: Function) -> str | None:
         """`/dev/vfio/GROUP` of the function."""
         return f"/dev/vfio/{function.group}"
+
+
+def device_number(tree: Tree, node: str) -> tuple[int, int] | None:
+    """Major and minor of one of nvidia's nodes: uvm and caps have whatever major this boot gave them."""
+    numbered = _NUMBERED.fullmatch(node)
+    minor = int(numbered[1]) if numbered else FIXED_MINORS.get(node)
+    if minor is None:
+        return None
+    driver = next((name for name in ("nvidia-uvm", "nvidia-caps") if node.startswith(f"/dev/{name}")), "nvidia")
+    rows = (line.split() for line in (tree.read("proc/devices") or "").splitlines())
+    return next(((int(row[0]), minor) for row in rows if row[1:] == [driver]), None)
 
 
 def make_driver(name: str, tree: Tree, versions: NvidiaState) -> Driver:

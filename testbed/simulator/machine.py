@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from testbed.simulator import filesystem
 from testbed.simulator.containers import Containers
+from testbed.simulator.drivers import UVM
 from testbed.simulator.events import EventKind
 from testbed.simulator.guests import GuestError
 from testbed.simulator.kernel import Kernel
@@ -33,9 +34,9 @@ _IDS = re.compile(r"vfio[-_]pci(?:\.|\s+)ids=(\S+)")
 class HostMachine:
     """Everything behind the SSH server and the API; lives on the simulator's event loop."""
 
-    def __init__(self, world: World, socket: str, environment: dict[str, str]) -> None:
+    def __init__(self, world: World, socket: str, environment: dict[str, str], shell: dict[str, str]) -> None:
         self.state, self.tree, self.log, self.faults = world.state, world.tree, world.log, world.faults
-        self.socket, self.environment = socket, environment
+        self.socket, self.environment, self.shell = socket, environment, shell
         self.warm = False
         self.processes = Processes(world.tree, world.changed)
         self.kernel = Kernel(world, self.processes)
@@ -59,16 +60,18 @@ class HostMachine:
         await self._boot(
             [vmid for vmid, c in self.state.containers.items() if c.running],
             [vmid for vmid, v in self.state.vms.items() if v.running],
+            {},
         )
         servers = self.launcher.servers.values()
         await asyncio.wait_for(asyncio.gather(*(s.settled.wait() for s in servers)), SETTLE_S)
         self.warm = False
 
-    async def boot(self) -> None:
-        """Boot again after a power-off, with what is on disk now."""
+    async def boot(self, majors: dict[str, int]) -> None:
+        """Boot again after a power-off, with what is on disk now, and these majors instead of the state's."""
         await self._boot(
             [v for v in self.containers.all if self.containers.config(v).get("onboot") == "1"],
             [v for v in self.vms.ids() if self.vms.config(v).get("onboot") == "1"],
+            majors,
         )
 
     async def power_off(self) -> None:
@@ -80,16 +83,17 @@ class HostMachine:
         self.processes.end_all()
         self.watch.pause()
 
-    async def _boot(self, containers: list[int], vms: list[int]) -> None:
+    async def _boot(self, containers: list[int], vms: list[int], majors: dict[str, int]) -> None:
         self.watch.pause()
         self.processes.boot_time = int(time.time()) - 60
-        filesystem.boot_files(self.tree, self.state, self.processes.boot_time, str(uuid.uuid4()))
+        state = self.state.model_copy(update={"nvidia": self.state.nvidia.model_copy(update=majors)})
+        filesystem.boot_files(self.tree, state, self.processes.boot_time, str(uuid.uuid4()))
         self.kernel.power_on()
         self.log.add(EventKind.HOST_BOOT, self.state.hostname)
         self._bind_drivers()
         self.processes.spawn(Process(argv=("/sbin/init",), comm="systemd", cgroup="/init.scope"))
-        await self.systemd.boot()
         self.watch.start()
+        await self.systemd.boot()
         for vmid in containers:
             await self._try_guest(self.containers.start(vmid))
         for vmid in vms:
@@ -137,6 +141,12 @@ class HostMachine:
         if container is None:
             return self.kernel.nvidia_gpus()
         return self.containers.visible(self.containers.all[container])
+
+    def computable(self, container: int | None) -> list[Function]:
+        """The GPUs that CUDA finds there: none without nvidia-uvm, which nvidia-smi can do without."""
+        if container is not None and not self.containers.all[container].may_open(UVM):
+            return []
+        return self.visible(container)
 
     def server(self, key: str) -> Sglang | None:
         """The stub server that a message speaks of."""

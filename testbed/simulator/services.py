@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Protocol
 from testbed.simulator.drivers import CONTROL_NODES
 from testbed.simulator.events import EventKind
 from testbed.simulator.processes import Process
+from testbed.simulator.script import PYTHON, STOP_TIMEOUT_S, Script
 from testbed.simulator.sglang_stub import parse_arguments
-from testbed.simulator.systemd import UnitError
+from testbed.simulator.units import UnitError
 
 if TYPE_CHECKING:
     import argparse
@@ -23,11 +24,11 @@ if TYPE_CHECKING:
     from testbed.simulator.processes import Processes
     from testbed.simulator.state import HostState
     from testbed.simulator.sysfs import Function
-    from testbed.simulator.systemd import Manager, Running, Unit
+    from testbed.simulator.systemd import Manager
+    from testbed.simulator.units import Running, Unit
 
 STUB = Path(__file__).with_name("sglang_stub.py")
 IDLE, SERVING, HANGING = (0, 15.0), (0, 82.0), (100, 131.0)  # utilisation %, watts; the hang's are kpro6's
-STOP_TIMEOUT_S = 20
 COMPUTE_NODES = CONTROL_NODES[:2]
 
 
@@ -40,10 +41,14 @@ class Machine(Protocol):
     state: HostState
     socket: str
     environment: dict[str, str]
+    shell: dict[str, str]
     warm: bool
 
     def visible(self, container: int | None) -> list[Function]:
         """The GPUs that a process can open, on the host or in a container."""
+
+    def computable(self, container: int | None) -> list[Function]:
+        """The GPUs that CUDA finds there."""
 
 
 class Daemon:
@@ -63,6 +68,9 @@ class Daemon:
         self.pid, self.argv, self.environment = process.pid, process.argv, process.environment
         self.tp: int | None = None
 
+    async def started(self) -> None:
+        """Return: it is started when it runs."""
+
     async def stop(self) -> None:
         """End it."""
         self._machine.processes.end(self.pid)
@@ -73,7 +81,7 @@ class Sglang:
 
     def __init__(self, machine: Machine, manager: Manager, unit: Unit, arguments: argparse.Namespace) -> None:
         self.machine, self.manager, self.unit, self.arguments = machine, manager, unit, arguments
-        self.gpus = machine.visible(manager.container)[: arguments.tp * arguments.pp * arguments.dp]
+        self.gpus = machine.computable(manager.container)[: arguments.tp * arguments.pp * arguments.dp]
         self.port: int | None = None
         self.settled = asyncio.Event()
         self.pid = 0
@@ -117,6 +125,9 @@ class Sglang:
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._read()), loop.create_task(self._watch())]
 
+    async def started(self) -> None:
+        """Return: it is started when it runs."""
+
     async def stop(self) -> None:
         """End the real process, then close what it held."""
         self._stopping = True
@@ -153,7 +164,7 @@ class Sglang:
         settings = machine.state.sglang
         factor = machine.faults.factor
         local = model.startswith("/")
-        visible = machine.visible(self.manager.container)
+        visible = machine.computable(self.manager.container)
         return {
             "socket": machine.socket,
             "service": key,
@@ -215,8 +226,15 @@ class ServiceLauncher:
         program = argv[0].rsplit("/", 1)[-1] if argv else ""
         if program in self.DAEMONS:
             return Daemon(self._machine, manager, unit, argv)
+        if Script.runs(manager, unit, argv):
+            script = Script(self._machine.processes, manager, unit, argv)
+            await script.start({**self._machine.shell, **environment})
+            return script
         if not _is_sglang(argv):
-            raise UnitError(f"the simulator runs SGLang and {', '.join(self.DAEMONS)} only, not {' '.join(argv)!r}")
+            raise UnitError(
+                f"the simulator runs SGLang, {', '.join(self.DAEMONS)} and the host's oneshot units of {PYTHON} only, "
+                f"not {' '.join(argv)!r}"
+            )
         self._next += 1
         key = f"{manager.scope}/{unit.name}/{self._next}"
         try:

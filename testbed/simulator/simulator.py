@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import threading
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Self
 
 from testbed.simulator import janitor
 from testbed.simulator.api import ProxmoxApi
@@ -15,6 +14,7 @@ from testbed.simulator.events import Event, EventKind, EventLog
 from testbed.simulator.faults import Faults
 from testbed.simulator.folder import Folder
 from testbed.simulator.guesthome import GuestHome
+from testbed.simulator.loop import LoopThread
 from testbed.simulator.machine import HostMachine
 from testbed.simulator.ssh import SshServer
 from testbed.simulator.state import HostState, load_state
@@ -24,13 +24,10 @@ from testbed.simulator.world import World
 
 if TYPE_CHECKING:
     import subprocess
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable
     from pathlib import Path
 
     from testbed.simulator.sysfs import Function
-
-T = TypeVar("T")
-CALL_TIMEOUT_S = 60
 
 
 class Simulator:
@@ -61,8 +58,7 @@ class Simulator:
         self._ports = (ssh_port, api_port)
         self._folder = Folder(folder)
         self._marker = secrets.token_hex(8)
-        self._loop: asyncio.AbstractEventLoop
-        self._thread: threading.Thread | None = None
+        self._loop = LoopThread()
         self._janitor: subprocess.Popen[bytes] | None = None
         self._build()
 
@@ -71,11 +67,9 @@ class Simulator:
     def start(self) -> Self:
         """Boot the host and listen."""
         self._janitor = janitor.watch(self._marker, self.folder if self._folder.temporary else None)
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="simulator", daemon=True)
-        self._thread.start()
+        self._loop.start()
         try:
-            self._call(self._start())
+            self._loop.call(self._start())
         except BaseException:
             self.stop()
             raise
@@ -83,12 +77,9 @@ class Simulator:
 
     def stop(self) -> None:
         """Power the host off, end every process it started, and remove the temporary folder."""
-        if self._thread:
-            self._call(self._stop())
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._loop.close()
-            self._thread = None
+        if self._loop.running:
+            self._loop.call(self._stop())
+            self._loop.stop()
         while janitor.sweep(self._marker):
             pass
         if self._janitor:
@@ -166,7 +157,7 @@ class Simulator:
     @property
     def log(self) -> list[Event]:
         """Everything that happened so far."""
-        return self._run(self._events)
+        return self._loop.run(self._events)
 
     @property
     def connections(self) -> int:
@@ -180,15 +171,22 @@ class Simulator:
 
     def listen(self, callback: Callable[[Event], None]) -> None:
         """Call a function after each further event, on the simulator's own thread: it must not wait for the host."""
-        self._run(lambda: self._log.listeners.append(callback))
+        self._loop.run(lambda: self._log.listeners.append(callback))
 
     def events(self, *kinds: EventKind) -> list[Event]:
         """The events of some kinds, oldest first."""
         return [event for event in self.log if event.kind in kinds]
 
-    def reboot(self) -> None:
-        """Reboot the host; it is up again when this returns, services may still load."""
-        self._call(self._reboot())
+    def reboot(self, *, uvm_major: int | None = None, caps_major: int | None = None) -> None:
+        """Reboot the host; it is up again when this returns, services may still load.
+
+        Args:
+            uvm_major: what this boot gives nvidia-uvm, which a kernel may give differently each time; the state's by
+                default.
+            caps_major: the same for nvidia-caps.
+        """
+        given = {"uvm_major": uvm_major, "caps_major": caps_major}
+        self._loop.call(self._reboot({name: major for name, major in given.items() if major is not None}))
 
     def snapshot(self) -> str:
         """A digest of everything that the program could change, its own files and logs aside."""
@@ -196,7 +194,7 @@ class Simulator:
 
     def contents(self) -> dict[str, str]:
         """What the snapshot is made of, by path or name: to see what differs."""
-        return self._run(lambda: contents(self._machine))
+        return self._loop.run(lambda: contents(self._machine))
 
     def own_files(self) -> list[str]:
         """The files on the host that are the program's own: agent, ledger, lock."""
@@ -204,11 +202,11 @@ class Simulator:
 
     def functions(self) -> dict[str, Function]:
         """Every PCI function by address, as the simulated kernel has it."""
-        return self._run(lambda: dict(self._machine.kernel.functions))
+        return self._loop.run(lambda: dict(self._machine.kernel.functions))
 
     def service_port(self, container: int | None, port: int) -> int | None:
         """The loopback port of what listens on a container's port, None where nothing does."""
-        return self._run(lambda: self._machine.launcher.port(container, port))
+        return self._loop.run(lambda: self._machine.launcher.port(container, port))
 
     # --------------------------------------------------------------- internals
 
@@ -218,12 +216,13 @@ class Simulator:
         self._tree = Tree(self._folder.root)
         self._log = EventLog(self.folder / "events.jsonl")
         self._changed = Signal()
-        self.faults = Faults(self, self._run)
+        self.faults = Faults(self, self._loop.run)
         world = World(state=self._state, tree=self._tree, log=self._log, faults=self.faults, changed=self._changed)
-        self._machine = HostMachine(world, socket, mark)
         self._home = GuestHome(self._folder.host, self._tree, socket)
+        environment = {**self._home.environment(self._tree), **mark}
+        self._machine = HostMachine(world, socket, mark, environment)
         self._control = Control(self._machine)
-        self._ssh = SshServer(self._tree, self._log, {**self._home.environment(self._tree), **mark}, self._folder)
+        self._ssh = SshServer(self._tree, self._log, environment, self._folder)
         self._api = ProxmoxApi(self._machine)
         self._log.listeners.append(self._after)
 
@@ -241,11 +240,11 @@ class Simulator:
         await self._control.stop()
         self._log.close()
 
-    async def _reboot(self) -> None:
+    async def _reboot(self, majors: dict[str, int]) -> None:
         await self._ssh.stop()
         await self._machine.power_off()
         janitor.sweep(self._marker)
-        await self._machine.boot()
+        await self._machine.boot(majors)
         await self._ssh.start(self._ssh.port)
 
     def _events(self) -> list[Event]:
@@ -257,19 +256,6 @@ class Simulator:
             self.faults.cut_after = None
             self.cut_ssh()
 
-    def _call(self, work: Coroutine[object, object, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(CALL_TIMEOUT_S)
-
-    def _run(self, act: Callable[[], T]) -> T:
-        """Run a function on the event loop, or here where that is the loop's thread or there is none."""
-        if self._thread is None or threading.get_ident() == self._thread.ident:
-            return act()
-
-        async def run() -> T:
-            return act()
-
-        return self._call(run())
-
     # ------------------------------------------------------- faults reach here
 
     def cut_ssh(self) -> None:
@@ -278,7 +264,7 @@ class Simulator:
 
     def set_silent(self, *, on: bool) -> None:
         """Accept TCP on the SSH port and say nothing, or serve again; not from the event loop."""
-        self._call(self._ssh.set_silent(on=on))
+        self._loop.call(self._ssh.set_silent(on=on))
 
     def set_disk_full(self, *, on: bool) -> None:
         """Let writes below /etc and /var fail with ENOSPC, or be well again."""

@@ -5,36 +5,21 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from testbed.simulator.events import EventKind
-from testbed.simulator.unitfile import UnitFile, parse_unit
+from testbed.simulator.unitfile import parse_unit
+from testbed.simulator.units import Unit, UnitError, ordered
 
 if TYPE_CHECKING:
     from testbed.simulator.events import EventLog
     from testbed.simulator.tree import Tree
+    from testbed.simulator.units import Running
 
 UNIT_FOLDERS = ("etc/systemd/system", "usr/lib/systemd/system")
 WANTS = "etc/systemd/system/multi-user.target.wants"
 START_LIMIT_BURST = 5
 RESTART_DELAY_S = 0.1  # instead of RestartSec, so that a crash loop takes its five rounds in a test's time
-
-
-class UnitError(Exception):
-    """systemctl's message for what cannot be done with a unit."""
-
-
-class Running(Protocol):
-    """A started service: its main process and a way to end it."""
-
-    pid: int
-    environment: dict[str, str]
-    argv: tuple[str, ...]
-    tp: int | None
-
-    async def stop(self) -> None:
-        """End every process of the service and wait for that."""
 
 
 class Launcher(Protocol):
@@ -46,24 +31,6 @@ class Launcher(Protocol):
         Raises:
             UnitError: systemd could not execute it.
         """
-
-
-@dataclass
-class Unit:
-    """A unit as systemd holds it in memory; `fragments` is what was on disk when it was loaded."""
-
-    name: str
-    definition: UnitFile = field(default_factory=lambda: UnitFile(()))
-    fragments: tuple[tuple[str, int, int], ...] = ()
-    active: str = "inactive"
-    sub: str = "dead"
-    result: str = "success"
-    status: int = 0
-    restarts: int = 0
-    since: float = 0.0
-    running: Running | None = None
-    journal: list[str] = field(default_factory=list)
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class Manager:
@@ -149,6 +116,8 @@ class Manager:
 
     async def stop(self, unit: Unit) -> None:
         """Stop a unit and wait for its processes."""
+        if unit.running is not None and unit.sub == "start":
+            await unit.running.stop()  # a start job that waits for its process holds the lock until then
         async with unit.lock:
             await self._stop(unit)
 
@@ -201,14 +170,13 @@ class Manager:
             unit.active, unit.sub, unit.result = "inactive", "dead", "success"
 
     async def boot(self) -> None:
-        """Start every enabled unit."""
-        for name in self.names():
-            unit = self.unit(name)
-            if unit and self.enablement(name) == "enabled":
-                try:
-                    await self.start(unit)
-                except UnitError as error:
-                    unit.journal.append(str(error))
+        """Start every enabled unit, one after the other, in the order that After= and Before= ask for."""
+        enabled = (self.unit(name) for name in self.names() if self.enablement(name) == "enabled")
+        for unit in ordered([unit for unit in enabled if unit]):
+            try:
+                await self.start(unit)
+            except UnitError as error:
+                unit.journal.append(str(error))
 
     async def shut_down(self) -> None:
         """Stop every unit, and forget all of them; journals are on disk and stay."""
@@ -217,17 +185,25 @@ class Manager:
             task.cancel()
         self.units.clear()
 
-    def exited(self, unit: Unit, running: Running, status: int) -> None:
-        """Take note that a main process ended by itself, and restart it where the unit says so."""
+    def exited(self, unit: Unit, running: Running, status: int, result: str = "") -> None:
+        """Take note that a main process ended, and restart it where the unit says so.
+
+        Args:
+            unit: the process's unit.
+            running: the process.
+            status: its exit code, or minus a signal's number.
+            result: why it ended, where its status does not tell.
+        """
         if unit.running is not running:
             return
         unit.running, unit.status = None, status
-        unit.result = "success" if status == 0 else "exit-code"
-        unit.active, unit.sub = ("inactive", "dead") if status == 0 else ("failed", "failed")
+        unit.result = result or ("success" if status == 0 else "exit-code" if status > 0 else "signal")
+        good = unit.result == "success"
+        unit.active, unit.sub = ("inactive", "dead") if good else ("failed", "failed")
         unit.journal.append(f"{unit.name}: Main process exited, code=exited, status={status}")
         self.log.add(EventKind.SERVICE_EXIT, unit.name, container=self.container, status=status)
         policy = unit.definition.last("Service", "Restart", "no")
-        if policy == "always" or (policy == "on-failure" and status != 0):
+        if policy == "always" or (policy == "on-failure" and not good):
             if unit.restarts >= START_LIMIT_BURST:
                 unit.active, unit.sub, unit.result = "failed", "failed", "start-limit-hit"
                 unit.journal.append(f"{unit.name}: Start request repeated too quickly.")
@@ -251,6 +227,10 @@ class Manager:
     async def _start(self, unit: Unit) -> None:
         if unit.running is not None:
             return
+        unmet = self._unmet(unit)
+        if unmet:
+            unit.journal.append(f"{unit.name} was skipped because of an unmet condition check ({unmet}).")
+            return
         unit.active, unit.sub, unit.since = "activating", "start", time.time()
         unit.journal.append(f"Started {unit.name} - {unit.definition.last('Unit', 'Description')}.")
         try:
@@ -261,8 +241,12 @@ class Manager:
             unit.active, unit.sub, unit.result, unit.status = "failed", "failed", "exit-code", 203
             unit.journal.append(f"{unit.name}: Failed to execute: {error}")
             raise UnitError(f"Job for {unit.name} failed: {error}") from error
-        unit.active, unit.sub, unit.result = "active", "running", "success"
         self.log.add(EventKind.SERVICE_START, unit.name, container=self.container, tp=unit.running.tp)
+        await unit.running.started()
+        if unit.sub == "start":  # it runs; else it ended, and `exited` took note of how
+            unit.active, unit.sub, unit.result = "active", "running", "success"
+        elif unit.result != "success":
+            raise UnitError(f"Job for {unit.name} failed: {unit.result}, status {unit.status}")
 
     async def _stop(self, unit: Unit) -> None:
         running, unit.running = unit.running, None
@@ -273,6 +257,14 @@ class Manager:
             unit.journal.append(f"Stopped {unit.name}.")
         if unit.active != "failed":
             unit.active, unit.sub, unit.result = "inactive", "dead", "success"
+
+    def _unmet(self, unit: Unit) -> str | None:
+        """The condition that keeps a unit from being started."""
+        for value in unit.definition.values("Unit", "ConditionPathExists"):
+            there = self.tree.path(f"{self.base}/{value.lstrip('!').lstrip('/')}").exists()
+            if there is value.startswith("!"):
+                return f"ConditionPathExists={value}"
+        return None
 
     def _load(self, unit: Unit) -> Unit:
         unit.fragments = self._stamps(unit.name)

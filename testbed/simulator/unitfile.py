@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 _VARIABLE = re.compile(r"\$(?:(\$)|\{(\w+)\}|(\w+))")
+_SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
+_SECONDS = {"ms": 0.001, "": 1.0, "s": 1.0, "sec": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0}
 _ESCAPE = re.compile(r"\\(?:([nt])|.)")
 
 
@@ -32,6 +34,10 @@ class UnitFile:
         """The value of a directive that keeps the last one."""
         values = self.values(section, key)
         return values[-1] if values else default
+
+    def names(self, section: str, key: str) -> list[str]:
+        """The unit names in every value of a directive."""
+        return [name for value in self.values(section, key) for name in value.split()]
 
     def environment(self, read: Callable[[str], str | None]) -> dict[str, str]:
         """What the process gets from Environment= and EnvironmentFile=.
@@ -68,6 +74,11 @@ def parse_unit(texts: Iterable[str]) -> UnitFile:
                 key, _, value = line.partition("=")
                 directives.append((section, key.strip(), value.strip()))
     return UnitFile(tuple(directives))
+
+
+def seconds(span: str) -> float | None:
+    """Read a time span such as `180`, `3min` or `1min 30s`; None for `infinity` and 0, which are no limit."""
+    return sum(float(number) * _SECONDS[unit] for number, unit in _SPAN.findall(span)) or None
 
 
 def _joined(text: str) -> list[str]:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
+import pytest
+
 from testbed.simulator.events import EventKind
-from testbed.simulator.fixtures import run
+from testbed.simulator.fixtures import run, wait_until
 from tests.simulator.host import (
     FIRST,
     NODE_0,
     NODE_1,
+    UNIT,
     UNIT_FILE,
     driver_of,
     free,
@@ -22,12 +26,11 @@ from tests.simulator.host import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import pytest
-
     from testbed.simulator import Simulator
 
 CONFIG = "etc/pve/lxc/129.conf"
 MAPPINGS = "etc/pve/mapping/pci.cfg"
+STATE = "pct exec 129 -- systemctl is-active sglang-qwen"
 GROUPS = {"81": 93, "91": 82, "e1": 105, "f1": 66}
 
 
@@ -47,6 +50,11 @@ def give(simulator: Simulator, count: int) -> None:
     """Give VM 200 some devices of the mapping."""
     entries = " ".join(f"--hostpci{n} mapping=gpu-confidential,pcie=1" for n in range(count))
     output(simulator, f"qm set 200 {entries}")
+
+
+def count(simulator: Simulator) -> int:
+    """How often the service became ready."""
+    return len(simulator.events(EventKind.SERVICE_READY))
 
 
 def test_container_has_the_nodes_it_is_given(simulator: Simulator) -> None:
@@ -81,6 +89,38 @@ def test_cgroup_rules_decide_what_nvidia_smi_sees(simulator: Simulator) -> None:
     path.write_text(text)
     output(simulator, "pct reboot 129")
     assert len(output(simulator, "pct exec 129 -- nvidia-smi -L").splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("rule", "cards", "serves"),
+    [("a", 8, True), ("c *:* rwm", 8, True), ("c *:* m", 0, False), ("c 195:* rw", 8, False)],
+)
+def test_rules_are_the_kernels(simulator: Simulator, rule: str, cards: int, *, serves: bool) -> None:
+    """Everything may be allowed at once; to make a node is not to open it; without uvm CUDA has no card."""
+    path = simulator.root / CONFIG
+    head, *rest = re.split(r"lxc\.cgroup2\.devices\.allow: .*\n", path.read_text())
+    path.write_text("".join((head, f"lxc.cgroup2.devices.allow: {rule}\n", *rest)))
+    before = len(simulator.events(EventKind.SERVICE_READY))
+    output(simulator, "pct reboot 129")
+    gpus = str(simulator.events(EventKind.CONTAINER_START)[-1].detail["gpus"])
+    assert len(gpus.split(",") if gpus else []) == cards
+    wait_until(lambda: run(simulator, STATE).stdout == "failed\n" or count(simulator) > before)
+    assert (count(simulator) > before) is serves
+
+
+def test_container_keeps_what_it_was_started_with(simulator: Simulator) -> None:
+    """Later edits of its file neither give nor take a card before its next start."""
+    path = simulator.root / CONFIG
+    text = path.read_text()
+    path.write_text(
+        text.replace("c 195:* rwm", "c 195:255 rwm", 1).replace("/dev/nvidia7 dev/nvidia7", "/dev/none dev/none", 1)
+    )
+    assert len(output(simulator, "pct exec 129 -- nvidia-smi -L").splitlines()) == 8
+    output(simulator, f"pct exec 129 -- systemctl restart {UNIT}")
+    wait_until(lambda: count(simulator) == 2)
+    output(simulator, "pct reboot 129")
+    path.write_text(text)
+    assert run(simulator, "pct exec 129 -- nvidia-smi -L").stdout == "No devices were found\n"
 
 
 def test_pct_set_keeps_foreign_lines_and_sections(simulator: Simulator) -> None:
@@ -222,7 +262,7 @@ def test_unbind_from_vfio_waits_for_the_vm(simulate: Callable[[str], Simulator])
     """A device that a running VM holds leaves vfio-pci when the VM stops, not before."""
     host = simulate("kpro6-split")
     unbind = f"import os; os.write(os.open('./sys/bus/pci/drivers/vfio-pci/unbind', os.O_WRONLY), b'{FIRST}')"
-    assert run(host, f'timeout 0.5 python3 -c "{unbind}"').code == 124
+    assert run(host, f'timeout 0.5 python3 -c "{unbind}" >/dev/null 2>&1').code == 124
     assert driver_of(host, FIRST) == "vfio-pci"
     output(host, "qm shutdown 200 --timeout 10")
     assert driver_of(host, FIRST) is None

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from testbed.simulator.commands.call import Answer, Call, options
-from testbed.simulator.systemd import UnitError
+from testbed.simulator.units import UnitError
 
 if TYPE_CHECKING:
     from testbed.simulator.systemd import Manager

@@ -12,6 +12,7 @@ from testbed.simulator.commands.dispatch import run_command
 
 if TYPE_CHECKING:
     from testbed.simulator.machine import HostMachine
+    from testbed.simulator.waiting import HeldPipes
 
 _NAMESPACE = re.compile(r"/proc/(\d+)/ns/net$")
 HOST = "host"
@@ -23,8 +24,8 @@ Reply = dict[str, object]
 class Control:
     """Serves one request, a line of JSON, per connection, on a socket that leaves no file behind."""
 
-    def __init__(self, machine: HostMachine) -> None:
-        self._machine = machine
+    def __init__(self, machine: HostMachine, held: HeldPipes) -> None:
+        self._machine, self._held = machine, held
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -64,7 +65,8 @@ class Control:
                 answer = await run_command(Call(self._machine, name, tuple(args), request["cwd"]))
                 return {"stdout": answer.stdout, "stderr": answer.stderr, "code": answer.code}
             case "write":
-                return {"errno": await self._machine.kernel.write(request["path"], request["data"])}
+                with self._held.by_sleeper(request["pipes"]):
+                    return {"errno": await self._machine.kernel.write(request["path"], request["data"])}
             case "namespace":
                 return self._namespace(request["path"], request["cwd"])
             case "port":

@@ -19,7 +19,7 @@ from testbed.simulator.machine import HostMachine
 from testbed.simulator.ssh import SshServer
 from testbed.simulator.state import HostState, load_state
 from testbed.simulator.tree import Tree
-from testbed.simulator.waiting import Signal
+from testbed.simulator.waiting import HeldPipes, Signal
 from testbed.simulator.world import World
 
 if TYPE_CHECKING:
@@ -221,8 +221,9 @@ class Simulator:
         self._home = GuestHome(self._folder.host, self._tree, socket)
         environment = {**self._home.environment(self._tree), **mark}
         self._machine = HostMachine(world, socket, mark, environment)
-        self._control = Control(self._machine)
-        self._ssh = SshServer(self._tree, self._log, environment, self._folder)
+        held = HeldPipes()
+        self._control = Control(self._machine, held)
+        self._ssh = SshServer(self._tree, self._log, environment, self._folder, held)
         self._api = ProxmoxApi(self._machine)
         self._log.listeners.append(self._after)
 

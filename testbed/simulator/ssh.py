@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from testbed.simulator.events import EventLog
     from testbed.simulator.folder import Folder
     from testbed.simulator.tree import Tree
+    from testbed.simulator.waiting import HeldPipes
 
 LOOPBACK = "127.0.0.1"
 SHELL = "/bin/sh"
@@ -27,8 +28,8 @@ CHUNK = 1 << 16
 class SshServer:
     """One port on loopback; `connections` and `commands` count what it accepted and ran."""
 
-    def __init__(self, tree: Tree, log: EventLog, environment: dict[str, str], folder: Folder) -> None:
-        self.tree, self.log, self.environment, self.folder = tree, log, environment, folder
+    def __init__(self, tree: Tree, log: EventLog, environment: dict[str, str], folder: Folder, held: HeldPipes) -> None:
+        self.tree, self.log, self.environment, self.folder, self.held = tree, log, environment, folder, held
         self.connections = 0
         self.commands = 0
         self.port = 0
@@ -125,10 +126,12 @@ class SshServer:
             os.killpg(process.pid, signal.SIGHUP)
             return
         running.add(process)
+        pipes = _output_pipes(process)
         feeding = asyncio.create_task(_feed(channel, process))
         try:
             await asyncio.gather(_pass_on(process.stdout, channel.stdout), _pass_on(process.stderr, channel.stderr))
             status = await process.wait()
+            await self.held.released(pipes)
         finally:
             running.discard(process)
             feeding.cancel()
@@ -141,6 +144,13 @@ class SshServer:
             channel.exit_with_signal(signal.Signals(-status).name.removeprefix("SIG"))
         else:
             channel.exit(status)
+
+
+def _output_pipes(process: asyncio.subprocess.Process) -> list[str]:
+    """The names, as /proc/PID/fd has them, of the pipes that keep a command's channel open."""
+    transport = process._transport  # type: ignore[attr-defined]  # noqa: SLF001  asyncio shows the pipes nowhere else
+    ends = [transport.get_pipe_transport(number).get_extra_info("pipe") for number in (1, 2)]
+    return [f"pipe:[{os.fstat(end.fileno()).st_ino}]" for end in ends if not end.closed]
 
 
 async def _feed(channel: asyncssh.SSHServerProcess[bytes], process: asyncio.subprocess.Process) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator
 
 
 class Signal:
@@ -30,3 +32,26 @@ class Signal:
                 await waiter
             finally:
                 self._waiters.discard(waiter)
+
+
+class HeldPipes:
+    """Pipes that processes keep open while they sleep in the simulated kernel, which SIGKILL does not end."""
+
+    def __init__(self) -> None:
+        self._held: Counter[str] = Counter()
+        self._changed = Signal()
+
+    @contextmanager
+    def by_sleeper(self, pipes: Iterable[str]) -> Iterator[None]:
+        """Hold pipes, named as /proc/PID/fd names them, for as long as a process is in the kernel."""
+        mine = Counter(pipes)
+        self._held += mine
+        try:
+            yield
+        finally:
+            self._held -= mine
+            self._changed.notify()
+
+    async def released(self, pipes: Iterable[str]) -> None:
+        """Wait until no sleeper holds any of these pipes."""
+        await self._changed.until(lambda: not any(pipe in self._held for pipe in pipes))

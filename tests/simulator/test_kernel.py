@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+import pytest
+
 from testbed.simulator.events import EventKind
 from testbed.simulator.fixtures import connection, run, wait_until
 from tests.simulator.host import DEVICES, DRIVERS, FIRST, NEXT, NODE_0, driver_of, free, output, write
@@ -109,7 +111,7 @@ def test_hanging_unbind_wedges_its_readers(simulator: Simulator) -> None:
     free(simulator)
     simulator.faults.unbind_hang(FIRST)
     script = f"import os; os.write(os.open('./{DRIVERS}/nvidia/unbind', os.O_WRONLY), b'{FIRST}')"
-    assert run(simulator, f'timeout 0.5 python3 -c "{script}"').code == 124
+    assert run(simulator, f'timeout 0.5 python3 -c "{script}" >/dev/null 2>&1').code == 124
     for command in (f"cat ./{DEVICES}/{FIRST}/driver_override", "driverctl list-devices", "nvidia-smi -L"):
         assert run(simulator, f"timeout 0.3 {command}").code == 124
     assert "non-zero usage count" in output(simulator, "dmesg")
@@ -117,6 +119,38 @@ def test_hanging_unbind_wedges_its_readers(simulator: Simulator) -> None:
     simulator.faults.clear()
     wait_until(lambda: driver_of(simulator, FIRST) is None)
     assert "GPU 6" in output(simulator, "nvidia-smi -L")
+
+
+@pytest.mark.parametrize(
+    ("redirection", "held"), [("", True), ("3>&1 >/dev/null 2>&1", True), (">/dev/null 2>&1 </dev/null", False)]
+)
+def test_killed_writer_keeps_its_commands_channel(simulator: Simulator, redirection: str, *, held: bool) -> None:
+    """A writer that hangs in the kernel keeps the pipes that it has open, though killed, and no others."""
+    free(simulator)
+    simulator.faults.unbind_hang(FIRST)
+    attribute = f"./{DEVICES}/{FIRST}/driver_override"
+    unbind = f"import os; os.write(os.open('./{DRIVERS}/nvidia/unbind', os.O_WRONLY), b'{FIRST}')"
+    script = (
+        f'python3 -c "{unbind}" {redirection} & until [ -p {attribute} ]; do sleep 0.02; done; '
+        "kill -KILL $!; wait $!; echo $$ $?"
+    )
+
+    async def scenario() -> None:
+        async with connection(simulator) as client, connection(simulator) as other:
+            command = await client.create_process(script)
+            shell, status = (await command.stdout.readline()).split()
+            assert status == "137"
+            ended = asyncio.create_task(command.wait())
+            if held:
+                await other.run(f"while kill -0 {shell}; do sleep 0.02; done", check=True)
+                await other.run("true", check=True)
+                await client.run("true", check=True)
+                assert not ended.done()
+                await asyncio.to_thread(simulator.faults.clear)
+            assert (await ended).exit_status == 0
+            assert (simulator.root / attribute).is_fifo() is not held
+
+    asyncio.run(scenario())
 
 
 def test_probe_that_fails_shows_only_in_the_driver_link(simulator: Simulator) -> None:

@@ -117,7 +117,7 @@ def test_reboot_ends_a_hanging_unbind_and_every_command(simulator: Simulator) ->
     free(simulator)
     simulator.faults.unbind_hang(FIRST)
     script = f"import os; os.write(os.open('./sys/bus/pci/drivers/nvidia/unbind', os.O_WRONLY), b'{FIRST}')"
-    run(simulator, f'(trap "" HUP TERM; exec sleep 600) >&- 2>&- & timeout 0.3 python3 -c "{script}"')
+    run(simulator, f'(trap "" HUP TERM; exec sleep 600) >&- 2>&- & timeout 0.3 python3 -c "{script}" >/dev/null 2>&1')
     before = set(marked(marker_of(simulator)))
     simulator.reboot()
     assert not before & set(marked(marker_of(simulator)))

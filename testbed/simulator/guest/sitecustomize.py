@@ -10,6 +10,7 @@ import io
 import json
 import os
 import socket
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,15 @@ def no_space(fd: int) -> int:
     return fd
 
 
+def open_pipes() -> list[str]:
+    """The names, such as `pipe:[4242]`, of this process's pipes: it keeps them open while it sleeps in the kernel."""
+    names = []
+    for link in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            names.append(str(link.readlink()))
+    return [name for name in names if name.startswith("pipe:")]
+
+
 def open_(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
     """Open as os.open does, and note attributes of the kernel and full disks."""
     writing = flags & (os.O_WRONLY | os.O_RDWR)
@@ -65,7 +75,7 @@ def write(fd: int, data: Any) -> int:
     """Write as os.write does; a kernel attribute is written by the simulator."""
     if fd not in ATTRIBUTES:
         return real_write(fd, data)
-    answer = ask(op="write", path=ATTRIBUTES[fd], data=bytes(data).decode())
+    answer = ask(op="write", path=ATTRIBUTES[fd], data=bytes(data).decode(), pipes=open_pipes())
     if answer["errno"]:
         raise OSError(answer["errno"], os.strerror(answer["errno"]))
     return len(data)

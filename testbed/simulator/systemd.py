@@ -132,14 +132,8 @@ class Manager:
             await self._start(unit)
 
     def enable(self, unit: Unit) -> bool:
-        """Link a unit into its target; gives whether that changed something.
-
-        Raises:
-            UnitError: the unit has no [Install] section.
-        """
-        if not unit.definition.values("Install", "WantedBy"):
-            raise UnitError(f"The unit files have no installation config; {unit.name} cannot be enabled.")
-        if self.enablement(unit.name) == "enabled":
+        """Link a unit into its target; gives whether that changed something: not for one that no target wants."""
+        if self.enablement(unit.name) != "disabled":
             return False
         self.tree.check_space(self.tree.path(f"{self.base}/etc/systemd/system"))
         self.tree.link(f"{self.base}/{WANTS}/{unit.name}", self.fragment(unit.name) or "")

@@ -96,6 +96,8 @@ async def _enable(manager: Manager, verb: str, names: list[str], *, now: bool) -
         unit = manager.need(name)
         if verb == "enable" and manager.enable(unit):
             told += f"Created symlink /etc/systemd/system/multi-user.target.wants/{unit.name}.\n"
+        elif verb == "enable" and manager.enablement(unit.name) == "static":
+            told += "The unit files have no installation config (WantedBy= and others), so they cannot be enabled.\n"
         if verb == "disable" and manager.disable(unit.name):
             told += f"Removed /etc/systemd/system/multi-user.target.wants/{unit.name}.\n"
         if now:

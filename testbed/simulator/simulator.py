@@ -79,9 +79,11 @@ class Simulator:
         """Power the host off, end every process it started, and remove the temporary folder."""
         if self._loop.running:
             self._loop.call(self._stop())
-            self._loop.stop()
         while janitor.sweep(self._marker):
             pass
+        if self._loop.running:
+            self._loop.call(self._ssh.ended())
+            self._loop.stop()
         if self._janitor:
             self._janitor.kill()
             self._janitor.communicate()

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 LOOPBACK = "127.0.0.1"
 SHELL = "/bin/sh"
 CHUNK = 1 << 16
+ENDED_S = 5
 
 
 class SshServer:
@@ -37,6 +38,7 @@ class SshServer:
         self._silent: asyncio.Server | None = None
         self._unheard: list[asyncio.StreamWriter] = []
         self._open: dict[asyncssh.SSHServerConnection, set[asyncio.subprocess.Process]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self, port: int) -> None:
         """Listen; port 0 takes a free one."""
@@ -65,6 +67,11 @@ class SshServer:
             for writer in self._unheard:
                 writer.close()
             self._unheard.clear()
+
+    async def ended(self) -> None:
+        """Let go of commands whose processes were killed, before the event loop is closed under them."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=ENDED_S)
 
     async def set_silent(self, *, on: bool) -> None:
         """Accept TCP connections and say nothing, or serve again."""
@@ -102,6 +109,10 @@ class SshServer:
 
     async def run(self, channel: asyncssh.SSHServerProcess[bytes]) -> None:
         """Run a command and pass its streams on."""
+        task = asyncio.current_task()
+        if task:
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
         connection = channel.get_extra_info("connection")
         command = channel.command
         if command is None:

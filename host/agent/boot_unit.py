@@ -19,18 +19,19 @@ WANTED = f"/etc/systemd/system/multi-user.target.wants/{NAME}"
 def unit_text(root: Root) -> str:
     """The unit: after the driver and its daemon, which give out the numbers, and before whatever starts guests.
 
-    driverctl's units come before basic.target, and so before this one.
+    driverctl's units come before basic.target, and so before this one. udev loads the driver, and is waited for here:
+    systemd-udev-settle.service would hold up the whole boot.
     """
     return f"""\
 [Unit]
 Description=Give containers their GPUs by this boot's device numbers
 ConditionPathExists={FILE}
-Wants=systemd-udev-settle.service
-After=systemd-udev-settle.service nvidia-persistenced.service pve-cluster.service
+After=nvidia-persistenced.service pve-cluster.service
 Before=pve-guests.service pve-ha-lrm.service
 
 [Service]
 Type=oneshot
+ExecStartPre=-/usr/bin/udevadm settle --timeout=60
 ExecStart=/usr/bin/python3 {f"{root.folder}".rstrip("/")}{AGENT} --root {root.folder} --format text boot
 StandardInput=null
 TimeoutStartSec=180

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import threading
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
+from testbed.loop import LoopThread
 from testbed.simulator.api import ProxmoxApi
 from testbed.simulator.guests import GuestError
 from testbed.simulator.pveconf import GuestConfig, Mapping, parse_mappings
@@ -16,14 +15,12 @@ from testbed.simulator.state import load_state
 from testbed.simulator.vms import MAPPINGS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable
     from pathlib import Path
 
     from host.ssh import Finished
     from testbed.simulator.machine import HostMachine
 
-T = TypeVar("T")
-CALL_LIMIT_S = 60.0
 FOLDERS = {"lxc": "etc/pve/lxc", "qemu": "etc/pve/qemu-server"}
 LOOK = """
 import json, os
@@ -167,11 +164,10 @@ class ApiServer:
     """The API on an event loop in a thread of its own; `keys` keeps its certificate and token."""
 
     def __init__(self, run: Callable[[str, bytes], Finished], keys: Path, port: int) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="lab-api", daemon=True)
+        self._loop = LoopThread()
         self._api = ProxmoxApi(cast("HostMachine", LabMachine(run)))
-        self._thread.start()
-        self._wait(self._api.start(keys, port))
+        self._loop.start()
+        self._loop.call(self._api.start(keys, port))
 
     @property
     def url(self) -> str:
@@ -185,10 +181,5 @@ class ApiServer:
 
     def stop(self) -> None:
         """Listen no more."""
-        self._wait(self._api.stop())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-    def _wait(self, work: Coroutine[object, object, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(CALL_LIMIT_S)
+        self._loop.call(self._api.stop())
+        self._loop.stop()

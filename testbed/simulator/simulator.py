@@ -6,6 +6,7 @@ import asyncio
 import secrets
 from typing import TYPE_CHECKING, Self
 
+from testbed.loop import LoopThread
 from testbed.simulator import janitor
 from testbed.simulator.api import ProxmoxApi
 from testbed.simulator.control import Control
@@ -14,7 +15,6 @@ from testbed.simulator.events import Event, EventKind, EventLog
 from testbed.simulator.faults import Faults
 from testbed.simulator.folder import Folder
 from testbed.simulator.guesthome import GuestHome
-from testbed.simulator.loop import LoopThread
 from testbed.simulator.machine import HostMachine
 from testbed.simulator.ssh import SshServer
 from testbed.simulator.state import HostState, load_state

@@ -1,4 +1,4 @@
-"""The event loop that a simulator lives on, in a thread of its own."""
+"""An event loop in a thread of its own, for servers that tests start and stop."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class LoopThread:
     def start(self) -> None:
         """Start the thread."""
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="simulator", daemon=True)
+        self._thread = threading.Thread(target=self._loop.run_forever, name="testbed", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:

@@ -50,7 +50,7 @@ TOOLS = {
     "usr/bin/kvm": "kvm",
     "usr/bin/nvidia-smi": "nvidia_smi",
     "usr/bin/nvidia-persistenced": "persistenced",
-    "usr/lib/testbed-lab/start-guests": "boot",
+    "usr/lib/testbed-lab/start-guests": "guests",
     "usr/lib/python3/dist-packages/sglang/launch_server.py": "sglang",
 }
 """Programs in the guest, and the module of testbed/lab/guest that each runs."""

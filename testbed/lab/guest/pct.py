@@ -74,7 +74,7 @@ def start(vmid: str) -> None:
     """Start a container as Proxmox does: configuration for liblxc, then a systemd service that is its monitor."""
     from testbed.simulator.pveconf import GuestConfig  # noqa: PLC0415  an import that the other commands do without
 
-    from .lxc_config import write_lxc_config  # noqa: PLC0415
+    from .liblxc import write_lxc_config  # noqa: PLC0415
 
     if _status(vmid) == "running":
         fail(f"CT {vmid} already running")

@@ -132,11 +132,11 @@ class Containers:
         container = self.need(vmid)
         if not container.running:
             raise GuestError(f"CT {vmid} not running")
-        await container.manager.shut_down()
-        self.halt(container)
+        await self.halt(container)
 
-    def halt(self, container: Container) -> None:
-        """End the container's processes and take its device nodes away."""
+    async def halt(self, container: Container) -> None:
+        """End the container's units, then its other processes, and take its device nodes away: no file is asked."""
+        await container.manager.shut_down()
         for process in self.kernel.processes.of_container(container.vmid):
             self.kernel.processes.end(process.pid)
         container.init_pid, container.nodes, container.allowed = None, (), ()

@@ -78,7 +78,7 @@ class HostMachine:
         """Stop guests and services, and end every process; a leaked usage count does not outlive it."""
         self.faults.hanging.clear()
         running = [c for c in self.containers.all.values() if c.running]
-        await asyncio.gather(self.systemd.shut_down(), *(self.containers.stop(c.vmid) for c in running))
+        await asyncio.gather(self.systemd.shut_down(), *(self.containers.halt(c) for c in running))
         self.vms.halt_all()
         self.processes.end_all()
         self.watch.pause()

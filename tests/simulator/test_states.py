@@ -127,6 +127,15 @@ def test_reboot_ends_a_hanging_unbind_and_every_command(simulator: Simulator) ->
     assert len(output(simulator, "nvidia-smi -L").splitlines()) == 8
 
 
+def test_power_off_needs_no_configuration(simulator: Simulator) -> None:
+    """A running container whose configuration was deleted ends with a reboot all the same, and does not come back."""
+    (simulator.root / "etc/pve/lxc/129.conf").unlink()
+    simulator.reboot()
+    stopped, booted = simulator.events(EventKind.CONTAINER_STOP, EventKind.HOST_BOOT)[-2:]
+    assert (stopped.subject, booted.kind) == ("129", EventKind.HOST_BOOT)
+    assert "does not exist" in run(simulator, "pct status 129").stderr
+
+
 def test_reboot_honours_vfio_ids(simulator: Simulator) -> None:
     """With ids= for vfio-pci, all cards of the kind are on it after a reboot: it cannot tell them apart."""
     (simulator.root / "etc/modprobe.d/vfio.conf").write_text("options vfio-pci ids=10de:2bb5\n")

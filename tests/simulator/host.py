@@ -90,3 +90,11 @@ def marked(marker: bytes) -> Iterator[int]:
                 yield int(entry.name)
         except OSError:
             continue
+
+
+def command_line(pid: int) -> bytes:
+    """A real process's command line, empty for one that has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""

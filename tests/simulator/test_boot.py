@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,7 +9,7 @@ import pytest
 from testbed.simulator.events import EventKind
 from testbed.simulator.fixtures import run, wait_until
 from testbed.simulator.unitfile import seconds
-from tests.simulator.host import marked, marker_of, output
+from tests.simulator.host import command_line, marked, marker_of, output
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -127,7 +126,7 @@ def test_unit_is_ended_at_its_limit(simulator: Simulator) -> None:
     assert run(simulator, "systemctl start slow").code == 1
     assert result(simulator, "slow").startswith("failed failed timeout")
     assert "timed out" in output(simulator, "journalctl -u slow -o cat -n 9")
-    assert not any(b"tail" in Path(f"/proc/{pid}/cmdline").read_bytes() for pid in marked(marker))
+    assert not any(b"tail" in command_line(pid) for pid in marked(marker))
 
 
 @pytest.mark.parametrize("end", ["systemctl stop endless", "power-off"])
@@ -173,9 +172,9 @@ def test_boot_may_give_other_majors(simulator: Simulator) -> None:
     assert len(output(simulator, "pct exec 129 -- nvidia-smi -L").splitlines()) == 8
     wait_until(lambda: run(simulator, SERVICE).stdout == "failed\n")
     assert "0 visible devices" in output(simulator, "pct exec 129 -- journalctl -u sglang-qwen -n 99")
+    ready = len(simulator.events(EventKind.SERVICE_READY))
     simulator.reboot()
     assert "511 nvidia-uvm\n" in (simulator.root / "proc/devices").read_text()
-    ready = len(simulator.events(EventKind.SERVICE_READY))
     wait_until(lambda: len(simulator.events(EventKind.SERVICE_READY)) == ready + 1)
 
 

@@ -168,7 +168,7 @@ class Containers:
                         self._need_node(container.vmid, fields[0])
                     if self.tree.path(fields[0]).exists():
                         nodes.append(f"/{fields[1].lstrip('/')}")
-            elif key in ("lxc.cgroup2.devices.allow", "lxc.cgroup.devices.allow"):
+            elif key == "lxc.cgroup2.devices.allow":  # LXC ignores lxc.cgroup.* where there is cgroup2 only: cgfsng.c
                 rule = _ALLOW.match(value)
                 rules += [(rule[1] or "*", rule[2] or "*")] if rule else []
         for node in ("/dev/null", *nodes):

@@ -11,7 +11,7 @@ from fakepve.certs import make_cert  # type: ignore[import-untyped]
 
 from testbed.simulator.apiguests import GuestFiles
 from testbed.simulator.apimappings import MappingRoutes
-from testbed.simulator.guests import GuestError
+from testbed.simulator.pveconf import GuestError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from fakepve import PveError  # type: ignore[import-untyped]
 
-from testbed.simulator.guests import GuestError
-from testbed.simulator.pveconf import Mapping, format_mappings, join_properties, properties
-from testbed.simulator.vms import MAPPINGS
+from testbed.simulator.pveconf import GuestError, Mapping, format_mappings, join_properties, properties
+from testbed.simulator.vms import MAPPINGS, check_device
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -105,7 +104,7 @@ class MappingRoutes:
         problems = []
         for entry in mapping.entries:
             try:
-                self.machine.vms.validate(mapping.name, entry)
+                check_device(mapping.name, entry, self.machine.kernel.functions)
             except GuestError as error:
                 problems.append({"severity": "error", "message": str(error)})
         return problems

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from testbed.simulator.drivers import CONTROL, device_number
 from testbed.simulator.events import EventKind
-from testbed.simulator.guests import GuestError, guest_lock
+from testbed.simulator.guests import guest_lock
 from testbed.simulator.processes import Process
-from testbed.simulator.pveconf import GuestConfig
+from testbed.simulator.pveconf import GuestConfig, GuestError
 from testbed.simulator.systemd import Manager
 
 if TYPE_CHECKING:

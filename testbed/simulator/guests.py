@@ -1,4 +1,4 @@
-"""What containers and machines share: Proxmox's messages, and its lock files, which the program may hold too."""
+"""What containers and machines share: Proxmox's lock files, which the program may hold too."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import os
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
+from testbed.simulator.pveconf import GuestError
+
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
@@ -15,10 +17,6 @@ if TYPE_CHECKING:
 
 TIMEOUT_S = 10.0  # Proxmox's own
 POLL_S = 0.02
-
-
-class GuestError(Exception):
-    """pct's or qm's message for what cannot be done with a guest."""
 
 
 @asynccontextmanager

@@ -12,9 +12,9 @@ from testbed.simulator import filesystem
 from testbed.simulator.containers import Containers
 from testbed.simulator.drivers import UVM
 from testbed.simulator.events import EventKind
-from testbed.simulator.guests import GuestError
 from testbed.simulator.kernel import Kernel
 from testbed.simulator.processes import Process, Processes
+from testbed.simulator.pveconf import GuestError
 from testbed.simulator.services import ServiceLauncher, Sglang
 from testbed.simulator.systemd import Manager
 from testbed.simulator.vms import Vms

@@ -1,4 +1,4 @@
-"""Proxmox's own files: guest configurations with their sections, and the PCI mappings."""
+"""Proxmox's own files, guest configurations and PCI mappings, and what its tools make of the mappings at a start."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ PENDING = {"lxc": "pve:pending", "qemu": "PENDING"}
 _SECTION = re.compile(r"^\[([^\]]+)\]\s*$")
 _LINE = re.compile(r"^([a-z][\w.]*)\s*[:=]\s*(.*?)\s*$")
 _NUMBERED = re.compile(r"^(\D+)(\d+)$")
+
+
+class GuestError(Exception):
+    """pct's or qm's message for what cannot be done with a guest."""
 
 
 @dataclass
@@ -154,6 +158,70 @@ def format_mappings(mappings: dict[str, Mapping]) -> str:
         lines += [f"\tmap {join_properties(entry)}" for entry in mapping.entries]
         parts.append("\n".join(lines) + "\n")
     return "\n".join(parts)
+
+
+def entries_on(mappings: dict[str, Mapping], name: str, node: str) -> list[dict[str, str]]:
+    """The entries of a mapping on a node.
+
+    Raises:
+        GuestError: there is none.
+    """
+    mapping = mappings.get(name, Mapping(name))
+    found = [entry for entry in mapping.entries if entry.get("node") == node]
+    if not found:
+        raise GuestError(f"PCI device mapping not found for '{name}'")
+    return found
+
+
+def check_entry(name: str, entry: dict[str, str], live: dict[str, str] | None) -> None:
+    """Compare a mapping's entry with the device, as Proxmox does before a start (PVE/Mapping/PCI.pm, assert_valid).
+
+    `live` holds the device's id, iommugroup and subsystem-id, without those that it does not have; None for no device.
+
+    Raises:
+        GuestError: they differ.
+    """
+    path = first_function(entry["path"])
+    invalid = "PCI device mapping invalid (hardware probably changed):"
+    if live is None:
+        raise GuestError(f"{invalid} pci device '{path}' not found")
+    for key in ("id", "iommugroup", "subsystem-id"):
+        expected, configured = live.get(key), entry.get(key)
+        if configured is None and expected is not None:
+            raise GuestError(f"{invalid} missing expected property '{key}' for device '{path}'")
+        if expected is None and configured is not None:
+            raise GuestError(f"{invalid} unexpected property '{key}' configured for device '{path}'")
+        if expected != configured:
+            raise GuestError(f"{invalid} '{key}' does not match for '{name}' ({expected} != {configured})")
+
+
+def first_function(path: str) -> str:
+    """The function that stands for a whole slot, which is named without one."""
+    return path if "." in path else f"{path}.0"
+
+
+def choose_devices(wanted: list[tuple[str, list[list[str]]]], users: dict[str, int]) -> list[str]:
+    """Pick the first free alternative for every hostpci entry (PVE/QemuServer/PCI.pm, choose_hostpci_devices).
+
+    Args:
+        wanted: each entry's key and its alternatives, each a device by the addresses of its functions.
+        users: the VM that has a function, by address.
+
+    Raises:
+        GuestError: an entry's devices are all taken.
+    """
+    chosen: list[str] = []
+    for key, alternatives in wanted:
+        free = next((a for a in alternatives if not {*chosen, *users} & {*a}), None)
+        if free is None and len(alternatives) > 1:
+            raise GuestError(f"could not find a free device for '{key}'")
+        if free is None:
+            taken = next(address for address in alternatives[0] if address in {*chosen, *users})
+            if taken in chosen:
+                raise GuestError(f"device '{taken}' assigned more than once")
+            raise GuestError(f"PCI device '{taken}' already in use by VMID '{users[taken]}'")
+        chosen += free
+    return chosen
 
 
 def properties(text: str, default_key: str = "") -> dict[str, str]:

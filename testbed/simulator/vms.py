@@ -8,9 +8,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from testbed.simulator.events import EventKind
-from testbed.simulator.guests import GuestError, guest_lock
+from testbed.simulator.guests import guest_lock
 from testbed.simulator.processes import Process
-from testbed.simulator.pveconf import GuestConfig, Mapping, parse_mappings, properties
+from testbed.simulator.pveconf import (
+    GuestConfig,
+    GuestError,
+    Mapping,
+    check_entry,
+    choose_devices,
+    entries_on,
+    first_function,
+    parse_mappings,
+    properties,
+)
 
 if TYPE_CHECKING:
     from testbed.simulator.kernel import Kernel
@@ -20,6 +30,25 @@ if TYPE_CHECKING:
 MAPPINGS = "etc/pve/mapping/pci.cfg"
 START_S = 0.05
 _HOSTPCI = re.compile(r"^hostpci(\d+)$")
+
+
+def check_device(name: str, entry: dict[str, str], functions: dict[str, Function]) -> None:
+    """Compare a mapping's entry with the live hardware, field by field.
+
+    Raises:
+        GuestError: they differ.
+    """
+    function = functions.get(first_function(entry["path"]))
+    check_entry(name, entry, None if function is None else _live(function))
+
+
+def _live(function: Function) -> dict[str, str]:
+    ids = function.ids
+    return {
+        "id": f"{ids.vendor}:{ids.device}",
+        "iommugroup": str(function.group),
+        "subsystem-id": f"{ids.subsystem_vendor}:{ids.subsystem_device}",
+    }
 
 
 @dataclass
@@ -141,31 +170,24 @@ class Vms:
     # --------------------------------------------------------------- devices
 
     def _choose(self, config: GuestConfig) -> list[Function]:
-        """Pick the functions for every hostpci entry: the first free of a mapping's entries, which are alternatives."""
-        taken = {a for vm in self._running.values() for a in vm.devices}
-        chosen: list[Function] = []
-        for key, value in config.items():
-            if not _HOSTPCI.match(key):
-                continue
-            options = properties(value, "host")
-            alternatives = self._alternatives(options)
-            free = next((a for a in alternatives if not taken & {f.address for f in a}), None)
-            if free is None:
-                name = options.get("mapping") or options["host"]
-                raise GuestError(f"cannot use PCI device '{name}' for {key}: no free device left")
-            taken |= {f.address for f in free}
-            chosen += free
-        return chosen
+        """Pick the functions for every hostpci entry."""
+        wanted = [
+            (key, [[f.address for f in device] for device in self._alternatives(properties(value, "host"))])
+            for key, value in config.items()
+            if _HOSTPCI.match(key)
+        ]
+        users = {address: vm.vmid for vm in self._running.values() for address in vm.devices}
+        return [self.kernel.functions[address] for address in choose_devices(wanted, users)]
 
     def _alternatives(self, options: dict[str, str]) -> list[list[Function]]:
+        """The devices that an entry may take: all of its mapping on this node, compared with the mapping first."""
         name = options.get("mapping")
         if name is None:
             return [self._functions(options["host"])]
-        mapping = self.mappings().get(name)
-        entries = [e for e in mapping.entries if e["node"] == self.node] if mapping else []
-        if not entries:
-            raise GuestError(f"PCI device mapping not found for '{name}' on node '{self.node}'")
-        return [self.validate(name, entry) for entry in entries]
+        entries = entries_on(self.mappings(), name, self.node)
+        for entry in entries:
+            check_device(name, entry, self.kernel.functions)
+        return [self._functions(entry["path"]) for entry in entries]
 
     def _functions(self, path: str) -> list[Function]:
         full = path if path.count(":") == 2 else f"0000:{path}"
@@ -173,26 +195,6 @@ class Vms:
         if not found:
             raise GuestError(f"no PCI device found for '{path}'")
         return found
-
-    def validate(self, name: str, entry: dict[str, str]) -> list[Function]:
-        """Compare an entry with the live hardware, field by field, as Proxmox does before a start."""
-        invalid = "PCI device mapping invalid (hardware probably changed):"
-        try:
-            functions = self._functions(entry["path"])
-        except GuestError as error:
-            raise GuestError(f"{invalid} {error}") from None
-        first = functions[0]
-        live = {
-            "id": f"{first.ids.vendor}:{first.ids.device}",
-            "iommugroup": str(first.group),
-            "subsystem-id": f"{first.ids.subsystem_vendor}:{first.ids.subsystem_device}",
-        }
-        for field, expected in live.items():
-            if field not in entry:
-                raise GuestError(f"{invalid} missing expected property '{field}' for device '{entry['path']}'")
-            if entry[field].lower() != expected:
-                raise GuestError(f"{invalid} '{field}' does not match for '{name}' ({expected} != {entry[field]})")
-        return functions
 
     async def _to_vfio(self, function: Function) -> None:
         """Bring a function to vfio-pci by its ids, as Proxmox does: identical free cards come along."""

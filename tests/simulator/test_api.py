@@ -121,12 +121,12 @@ def test_vm_configuration_is_one_in_both_directions(simulator: Simulator, api: h
 
 
 def test_vm_starts_and_stops_by_the_api(simulator: Simulator, api: httpx.Client) -> None:
-    """A start by the API is the host's own, checks included: a mapping without free device fails as a task."""
+    """A start by the API is the host's own, checks included: a device that is asked for twice fails as a task."""
     data(api.post(MAPPING, json={"id": "gpus", "map": ENTRIES[:1]}))
     free(simulator)
     to_vfio(simulator, NODE_1[0])
     data(api.put(CONFIG, json={"hostpci0": "mapping=gpus", "hostpci1": "mapping=gpus"}))
-    assert "no free device left" in exit_status(api, api.post(f"{STATUS}/start"))
+    assert "device '0000:81:00.0' assigned more than once" in exit_status(api, api.post(f"{STATUS}/start"))
     data(api.put(CONFIG, json={"delete": "hostpci1"}))
     assert exit_status(api, api.post(f"{STATUS}/start")) == "OK"
     assert output(simulator, "qm status 200") == "status: running\n"

@@ -180,6 +180,7 @@ def test_container_stop_ends_its_processes_and_nodes(simulator: Simulator) -> No
     assert output(simulator, "lxc-info -n 129 -p -H").strip().isdigit()
     output(simulator, "pct shutdown 129 --timeout 30")
     assert output(simulator, "lxc-info -n 129 -p -H") == ""
+    assert run(simulator, "pct push 129 ./etc/hostname /tmp/x").stderr == "can only push files to a running CT\n"
     assert run(simulator, "pct exec 129 -- true").stderr == "Error: container '129' not running!\n"
     assert not list((simulator.root / "var/lib/lxc/129/rootfs/dev").iterdir())
     assert (simulator.root / UNIT_FILE).exists()

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 from testbed.simulator.events import EventKind
 from testbed.simulator.fixtures import run
+from testbed.simulator.pveconf import GuestError, choose_devices
 from tests.simulator.host import FIRST, NODE_0, NODE_1, driver_of, free, output, to_vfio
 
 if TYPE_CHECKING:
@@ -57,8 +60,15 @@ def test_vm_with_more_entries_than_devices_does_not_start(simulator: Simulator) 
     give(simulator, 5)
     done = run(simulator, "qm start 200")
     assert done.code == 255
-    assert "no free device left" in done.stderr
+    assert done.stderr == "could not find a free device for 'hostpci4'\n"
     assert output(simulator, "qm status 200") == "status: stopped\n"
+
+
+def test_device_of_a_running_vm_is_not_chosen() -> None:
+    """The next alternative is taken, and where there is only the one that another VM has, the start is refused."""
+    assert choose_devices([("hostpci0", [["a", "b"], ["c"]]), ("hostpci1", [["d"]])], {"b": 200}) == ["c", "d"]
+    with pytest.raises(GuestError, match="PCI device 'b' already in use by VMID '200'"):
+        choose_devices([("hostpci0", [["a", "b"]])], {"b": 200})
 
 
 def test_mapping_that_does_not_fit_the_hardware_stops_the_start(simulator: Simulator) -> None:
@@ -72,7 +82,7 @@ def test_mapping_that_does_not_fit_the_hardware_stops_the_start(simulator: Simul
         ("iommugroup=93,", ""): "missing expected property 'iommugroup'",
         (",subsystem-id=10de:204e", ""): "missing expected property 'subsystem-id'",
         ("id=10de:2bb5", "id=10de:2bb1"): "'id' does not match",
-        ("0000:81:00.0", "0000:42:00.0"): "no PCI device found for '0000:42:00.0'",
+        ("0000:81:00.0", "0000:42:00.0"): "pci device '0000:42:00.0' not found",
     }
     for change, message in expectations.items():
         map_devices(simulator, change)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from testbed.simulator.commands.call import Answer, Call, options
-from testbed.simulator.guests import GuestError
 from testbed.simulator.kernel import PCI_DRIVERS
+from testbed.simulator.pveconf import GuestError
 
 KNOWN_MODULES = {*PCI_DRIVERS, "vfio_pci", "vfio", "vfio_iommu_type1", "nvidia_uvm", "nvidia-uvm", "nvidia_modeset"}
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from testbed.simulator.commands.call import Answer, Call, options
 from testbed.simulator.commands.inside import run_inside
-from testbed.simulator.guests import GuestError
+from testbed.simulator.pveconf import GuestError
 
 if TYPE_CHECKING:
     from testbed.simulator.containers import Container, Containers
@@ -111,7 +111,8 @@ def _copy(call: Call, container: Container, verb: str, rest: tuple[str, ...]) ->
     if len(words) != 2:
         raise call.limit()
     if not container.running:
-        raise GuestError(f"can't access container '{container.vmid}': it is not running")
+        kind = "push files to a running CT" if verb == "push" else "pull files from a running VM"
+        raise GuestError(f"can only {kind}")
     tree = call.machine.tree
     inner, outer = (words[1], words[0]) if verb == "push" else (words[0], words[1])
     inside, outside = tree.path(f"{container.rootfs}/{inner.lstrip('/')}"), call.path(outer)

@@ -6,7 +6,7 @@ import asyncio
 import re
 
 from testbed.simulator.commands.call import Answer, Call, options
-from testbed.simulator.guests import GuestError
+from testbed.simulator.pveconf import GuestError
 
 NO_CONFIG, FAILED = 2, 255
 SHUTDOWN_S = 0.05

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import subprocess
 
-from .proxmox import CONTAINERS, VMS, guest_ids, setting
+from .proxmox import CONTAINERS, VMS, guest_ids, read_config
 
 
 def main() -> None:
     """Start containers and VMs with `onboot: 1`; one that fails keeps no other from starting."""
-    for folder, tool in ((CONTAINERS, "pct"), (VMS, "qm")):
+    for folder, kind, tool in ((CONTAINERS, "lxc", "pct"), (VMS, "qemu", "qm")):
         for vmid in guest_ids(folder):
-            if setting(folder / f"{vmid}.conf", "onboot") == "1":
+            if read_config(folder / f"{vmid}.conf", kind).get("onboot") == "1":
                 subprocess.run([tool, "start", str(vmid)], check=False)

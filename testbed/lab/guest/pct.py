@@ -14,9 +14,10 @@ from .proxmox import (
     config_path,
     fail,
     locked,
-    main_section,
     option,
     quiet,
+    read_config,
+    show,
     unknown,
 )
 
@@ -27,7 +28,7 @@ def main() -> None:
     """Run one command."""
     match sys.argv[1:]:
         case ["config", vmid]:
-            sys.stdout.write(main_section(config_path(CONTAINERS, vmid, "container")))
+            show(read_config(config_path(CONTAINERS, vmid), "lxc"))
         case ["push", vmid, source, target, *options]:
             _push(_running(vmid), Path(source), target, int(option(options, "perms", "0644"), 8))
         case ["set", vmid, *options] if options:
@@ -54,13 +55,13 @@ def _switch(verb: str, vmid: str, timeout: str) -> None:
 
 
 def _known(vmid: str) -> str:
-    config_path(CONTAINERS, vmid, "container")
+    config_path(CONTAINERS, vmid)
     return vmid
 
 
 def _running(vmid: str) -> str:
     if _status(_known(vmid)) != "running":
-        fail(f"container '{vmid}' not running!")
+        fail("can only push files to a running CT")
     return vmid
 
 
@@ -72,15 +73,13 @@ def _status(vmid: str) -> str:
 
 def start(vmid: str) -> None:
     """Start a container as Proxmox does: configuration for liblxc, then a systemd service that is its monitor."""
-    from testbed.simulator.pveconf import GuestConfig  # noqa: PLC0415  an import that the other commands do without
-
-    from .liblxc import write_lxc_config  # noqa: PLC0415
+    from .liblxc import write_lxc_config  # noqa: PLC0415  as read_config's import
 
     if _status(vmid) == "running":
         fail(f"CT {vmid} already running")
     path = CONTAINERS / f"{vmid}.conf"
     with locked(LOCKS / f"pve-config-{vmid}.lock"):
-        config = GuestConfig.parse(path.read_text(), "lxc")
+        config = read_config(path, "lxc")
         if config.apply_pending():
             path.write_text(config.text())
         write_lxc_config(vmid, config)
@@ -125,8 +124,6 @@ def _push(vmid: str, source: Path, target: str, mode: int) -> None:
 
 
 def _set(vmid: str, options: list[str]) -> None:
-    from testbed.simulator.pveconf import GuestConfig  # noqa: PLC0415
-
     values, delete = changes(options)
     if unusual := [key for key in {*values, *delete} if not (key.startswith("dev") and key[3:].isdigit())]:
         unknown("pct", ["set", vmid, *(f"-{key}" for key in unusual)])
@@ -136,7 +133,7 @@ def _set(vmid: str, options: list[str]) -> None:
             fail(f"Device {node} does not exist")
     path = CONTAINERS / f"{vmid}.conf"
     with locked(LOCKS / f"pve-config-{vmid}.lock"):
-        config = GuestConfig.parse(path.read_text(), "lxc")
+        config = read_config(path, "lxc")
         if _status(vmid) == "running":
             config.postpone(values, delete)
         else:

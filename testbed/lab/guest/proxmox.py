@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, NoReturn
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from testbed.simulator.pveconf import GuestConfig
+
 CONTAINERS = Path("/etc/pve/lxc")
 VMS = Path("/etc/pve/qemu-server")
 
@@ -32,27 +34,25 @@ def guest_ids(folder: Path) -> list[int]:
     return sorted(int(path.stem) for path in folder.glob("*.conf") if path.stem.isdigit())
 
 
-def config_path(folder: Path, vmid: str, what: str) -> Path:
+def config_path(folder: Path, vmid: str) -> Path:
     """A guest's configuration file; fails as Proxmox does where there is none."""
     path = folder / f"{vmid}.conf"
     if not path.is_file():
-        fail(f"Configuration file '{path.relative_to('/etc/pve')}' does not exist ({what} {vmid})")
+        fail(f"Configuration file '{path.resolve().relative_to('/etc/pve')}' does not exist", 2)
     return path
 
 
-def setting(path: Path, key: str) -> str:
-    """One value of a configuration's main section, empty where it is not set."""
-    for line in path.read_text().splitlines():
-        if line.startswith("["):
-            break
-        if line.startswith(f"{key}:"):
-            return line.partition(":")[2].strip()
-    return ""
+def read_config(path: Path, kind: str) -> GuestConfig:
+    """A guest's configuration, of the kind `lxc` or `qemu`."""
+    # dataclasses takes an emulated processor long to import: pct's commands without a configuration go without.
+    from testbed.simulator.pveconf import GuestConfig  # noqa: PLC0415
+
+    return GuestConfig.parse(path.read_text(), kind)
 
 
-def main_section(path: Path) -> str:
-    """A configuration without its pending changes and snapshots."""
-    return path.read_text().split("\n[", 1)[0].rstrip() + "\n"
+def show(config: GuestConfig) -> None:
+    """Print a configuration as `config` does, pending changes applied."""
+    sys.stdout.write("".join(f"{key}: {value}\n" for key, value in config.effective()))
 
 
 @contextmanager

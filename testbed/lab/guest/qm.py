@@ -11,25 +11,34 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from testbed.simulator.pveconf import GuestConfig, parse_mappings, properties
+from testbed.simulator.pveconf import (
+    GuestError,
+    check_entry,
+    choose_devices,
+    entries_on,
+    first_function,
+    parse_mappings,
+    properties,
+)
 
-from .proxmox import VMS, changes, config_path, fail, guest_ids, locked, main_section, option, unknown
+from .proxmox import VMS, changes, config_path, fail, guest_ids, locked, option, read_config, show, unknown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from testbed.simulator.pveconf import GuestConfig
 
 LOCKS = Path("/run/lock/qemu-server")
 RUN = Path("/run/qemu-server")
 DEVICES = Path("/sys/bus/pci/devices")
 MAPPINGS = Path("/etc/pve/mapping/pci.cfg")
 VFIO = Path("/sys/bus/pci/drivers/vfio-pci")
+VFIO_WORD = "vfio-pci,host="
 
 
 def main() -> None:
     """Run one command."""
     match sys.argv[1:]:
         case ["config", vmid]:
-            sys.stdout.write(main_section(config_path(VMS, vmid, "VM")))
+            show(read_config(config_path(VMS, vmid), "qemu"))
         case ["start", vmid]:
             start(_known(vmid))
         case ["stop", vmid]:
@@ -43,7 +52,7 @@ def main() -> None:
 
 
 def _known(vmid: str) -> str:
-    config_path(VMS, vmid, "VM")
+    config_path(VMS, vmid)
     return vmid
 
 
@@ -67,16 +76,19 @@ def start(vmid: str) -> None:
         fail(f"VM {vmid} already running")
     path = VMS / f"{vmid}.conf"
     with locked(LOCKS / f"lock-{vmid}.conf"):
-        config = GuestConfig.parse(path.read_text(), "qemu")
+        config = read_config(path, "qemu")
         if config.apply_pending():
             path.write_text(config.text())
-    devices = list(_choose(config))
+    try:
+        devices = _choose(config)
+    except GuestError as error:
+        fail(str(error))
     for device in devices:
         _give_to_vfio(device)
     RUN.mkdir(exist_ok=True)
     kvm = ["/usr/bin/kvm", "-id", vmid, "-pidfile", str(RUN / f"{vmid}.pid")]
     for device in devices:
-        kvm += ["-device", f"vfio-pci,host={device}"]
+        kvm += ["-device", f"{VFIO_WORD}{device}"]
     scope = ["systemd-run", "--quiet", "--scope", "--slice=qemu.slice", f"--unit={vmid}", "--", *kvm, "-daemonize"]
     with subprocess.Popen(scope, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as ran:
         said = ran.stdout.read().decode() if ran.stdout else ""
@@ -84,76 +96,67 @@ def start(vmid: str) -> None:
         fail(f"start failed: QEMU exited with code {ran.returncode}\n{said}")
 
 
-def _choose(config: GuestConfig) -> Iterator[str]:
-    """One device for each hostpci entry, the first free one of those that it may take."""
-    taken: set[str] = set()
-    for key, value in config.items():
-        if key.startswith("hostpci") and key[7:].isdigit():
-            free = [device for device in _alternatives(value) if device not in taken and not _held(device)]
-            if not free:
-                fail(f"could not find a free device for '{key}: {value}'")
-            taken.add(free[0])
-            yield free[0]
+def _choose(config: GuestConfig) -> list[str]:
+    """One device for each hostpci entry."""
+    wanted = [
+        (key, [[device] for device in _alternatives(value)])
+        for key, value in config.items()
+        if key.startswith("hostpci") and key[7:].isdigit()
+    ]
+    return choose_devices(wanted, _users())
 
 
 def _alternatives(value: str) -> list[str]:
     """The devices that an entry may take: all of its mapping on this node, compared with the mapping first."""
     asked = properties(value, "host")
     if "mapping" not in asked:
-        return _functions(asked["host"])[:1]
-    name, node = asked["mapping"], os.uname().nodename
-    mapping = parse_mappings(MAPPINGS.read_text()).get(name) if MAPPINGS.is_file() else None
-    if mapping is None:
-        fail(f"PCI device mapping not found for '{name}' on node '{node}'")
-    entries = [entry for entry in mapping.entries if entry.get("node") == node]
+        return [_existing(asked["host"])]
+    name = asked["mapping"]
+    mappings = parse_mappings(MAPPINGS.read_text()) if MAPPINGS.is_file() else {}
+    entries = entries_on(mappings, name, os.uname().nodename)
     for entry in entries:
-        _assert_valid(name, entry)
-    return [path for entry in entries for path in _functions(entry["path"])[:1]]
+        check_entry(name, entry, _live(DEVICES / first_function(entry["path"])))
+    return [_existing(entry["path"]) for entry in entries]
 
 
-def _functions(path: str) -> list[str]:
-    """The functions that a path names: itself, or all of a slot."""
-    full = path if path.count(":") > 1 else f"0000:{path}"
-    return [full] if "." in full else sorted(place.name for place in DEVICES.glob(f"{full}.*"))
+def _existing(path: str) -> str:
+    """The device that a path names, by its first function."""
+    function = first_function(path if path.count(":") > 1 else f"0000:{path}")
+    if not (DEVICES / function).exists():
+        raise GuestError(f"no PCI device found for '{path}'")
+    return function
 
 
-def _assert_valid(name: str, entry: dict[str, str]) -> None:
-    """Compare a mapping's entry with the device, as Proxmox does before each start."""
-    functions = _functions(entry["path"])
-    if not functions or not (DEVICES / functions[0]).exists():
-        fail(f"PCI device mapping '{name}' invalid: pci device '{entry['path']}' not found")
-    base = DEVICES / functions[0]
-    group = (base / "iommu_group").resolve().name if (base / "iommu_group").exists() else ""
-    found = {
+def _live(base: Path) -> dict[str, str] | None:
+    """What a mapping is compared with."""
+    if not base.exists():
+        return None
+    group = base / "iommu_group"
+    return {
         "id": f"{_hex(base, 'vendor')}:{_hex(base, 'device')}",
         "subsystem-id": f"{_hex(base, 'subsystem_vendor')}:{_hex(base, 'subsystem_device')}",
-        "iommugroup": group,
-    }
-    for key, value in found.items():
-        if entry.get(key) not in (None, value):
-            fail(
-                f"PCI device mapping invalid (hardware probably changed): '{key}' does not match for '{name}' "
-                f"({entry[key]} != {value})"
-            )
+    } | ({"iommugroup": group.resolve().name} if group.exists() else {})
 
 
 def _hex(base: Path, name: str) -> str:
     return (base / name).read_text().strip().removeprefix("0x")
 
 
-def _held(device: str) -> bool:
-    """Whether another VM of ours has the device."""
-    return any(
-        f"vfio-pci,host={device}".encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        for vmid in guest_ids(VMS)
-        if (pid := _pid(str(vmid)))
-    )
+def _users() -> dict[str, int]:
+    """The VM that has a device, by address."""
+    running = {vmid: pid for vmid in guest_ids(VMS) if (pid := _pid(str(vmid)))}
+    return {
+        word.removeprefix(VFIO_WORD): vmid
+        for vmid, pid in running.items()
+        for word in Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+        if word.startswith(VFIO_WORD)
+    }
 
 
 def _give_to_vfio(device: str) -> None:
     """Bring every function of the slot to vfio-pci by its ids, as Proxmox does: new_id also claims its likes."""
-    for function in _functions(device.rpartition(".")[0]):
-        base = DEVICES / function
+    for base in sorted(DEVICES.glob(f"{device.rpartition('.')[0]}.*")):
+        function = base.name
         if not VFIO.is_dir():
             subprocess.run(["modprobe", "vfio-pci"], check=True)
         if (VFIO / function).exists():
@@ -184,7 +187,7 @@ def _set(vmid: str, options: list[str]) -> None:
         unknown("qm", ["set", vmid, *(f"-{key}" for key in unusual)])
     path = VMS / f"{vmid}.conf"
     with locked(LOCKS / f"lock-{vmid}.conf"):
-        config = GuestConfig.parse(path.read_text(), "qemu")
+        config = read_config(path, "qemu")
         if _status(vmid) == "running":
             config.postpone(values, delete)
         else:

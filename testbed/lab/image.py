@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import time
 import uuid
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 DISK_SIZE = "2G"
+KEPT_S = 24 * 3600
 MASKED = (
     "apt-daily-upgrade.timer", "apt-daily.timer", "console-getty.service", "dev-hugepages.mount", "dev-mqueue.mount",
     "dnsmasq.service", "dpkg-db-backup.timer", "e2scrub_all.timer", "e2scrub_reap.service", "fstrim.timer",
@@ -122,7 +124,9 @@ def ensure_image(cache: Cache) -> Image:
                     build_base(partial, release)
             with building(folder, key) as partial:
                 _build_image(partial, base, release)
-            _forget_others(home, base, folder)
+        for used in filter(Path.is_dir, (base, folder)):
+            os.utime(used)
+        _forget_unused(home)
     return Image(folder)
 
 
@@ -142,10 +146,10 @@ def _need_root() -> None:
         )
 
 
-def _forget_others(home: Path, *kept: Path) -> None:
-    """Remove images of earlier states of the sources: each is half a gigabyte."""
+def _forget_unused(home: Path) -> None:
+    """Remove what was not used for a day, half a gigabyte each: another clone may be about to boot what is younger."""
     for folder in [*home.glob("base-*"), *home.glob("image-*")]:
-        if folder not in kept:
+        if time.time() - folder.stat().st_mtime > KEPT_S:
             shutil.rmtree(folder, ignore_errors=True)
 
 

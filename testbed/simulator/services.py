@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 from testbed.simulator.drivers import CONTROL_NODES
 from testbed.simulator.events import EventKind
 from testbed.simulator.processes import Process
-from testbed.simulator.script import PYTHON, STOP_TIMEOUT_S, Script
+from testbed.simulator.script import STOP_TIMEOUT_S, Script
 from testbed.simulator.sglang_stub import parse_arguments
 from testbed.simulator.units import UnitError
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from testbed.simulator.state import HostState
     from testbed.simulator.sysfs import Function
     from testbed.simulator.systemd import Manager
+    from testbed.simulator.unitfile import Command
     from testbed.simulator.units import Running, Unit
 
 STUB = Path(__file__).with_name("sglang_stub.py")
@@ -208,7 +209,7 @@ class Sglang:
 
 
 class ServiceLauncher:
-    """Starts what ExecStart names, if the simulator knows it."""
+    """Starts what a unit names, if the simulator knows it."""
 
     DAEMONS = ("nvidia-persistenced", "nv-hostengine")
 
@@ -217,22 +218,28 @@ class ServiceLauncher:
         self._next = 0
         self.servers: dict[str, Sglang] = {}
 
-    async def launch(self, manager: Manager, unit: Unit, argv: list[str], environment: dict[str, str]) -> Running:
-        """Start the main process of a unit.
+    async def launch(
+        self, manager: Manager, unit: Unit, commands: list[Command], environment: dict[str, str]
+    ) -> Running:
+        """Start what a unit runs.
 
         Raises:
-            UnitError: the program is none that the simulator knows.
+            UnitError: a program is none that the simulator knows.
         """
-        program = argv[0].rsplit("/", 1)[-1] if argv else ""
-        if program in self.DAEMONS:
-            return Daemon(self._machine, manager, unit, argv)
-        if Script.runs(manager, unit, argv):
-            script = Script(self._machine.processes, manager, unit, argv)
-            await script.start({**self._machine.shell, **environment})
+        if Script.runs(manager, unit):
+            shell = self._machine.shell
+            script = Script(self._machine.processes, manager, unit, {**shell, **environment})
+            script.start(commands, shell["PATH"].partition(":")[0])
             return script
+        if len(commands) != 1:
+            count = len(commands)
+            raise UnitError(f"{unit.name} has {count} commands: only the host's oneshot units may have other than one")
+        argv = commands[0].argv
+        if argv[0].rsplit("/", 1)[-1] in self.DAEMONS:
+            return Daemon(self._machine, manager, unit, argv)
         if not _is_sglang(argv):
             raise UnitError(
-                f"the simulator runs SGLang, {', '.join(self.DAEMONS)} and the host's oneshot units of {PYTHON} only, "
+                f"the simulator runs SGLang, {', '.join(self.DAEMONS)} and the host's oneshot units only, "
                 f"not {' '.join(argv)!r}"
             )
         self._next += 1

@@ -14,6 +14,7 @@ from testbed.simulator.units import Unit, UnitError, ordered
 if TYPE_CHECKING:
     from testbed.simulator.events import EventLog
     from testbed.simulator.tree import Tree
+    from testbed.simulator.unitfile import Command
     from testbed.simulator.units import Running
 
 UNIT_FOLDERS = ("etc/systemd/system", "usr/lib/systemd/system")
@@ -25,8 +26,10 @@ RESTART_DELAY_S = 0.1  # instead of RestartSec, so that a crash loop takes its f
 class Launcher(Protocol):
     """Starts the processes of services."""
 
-    async def launch(self, manager: Manager, unit: Unit, argv: list[str], environment: dict[str, str]) -> Running:
-        """Start the main process.
+    async def launch(
+        self, manager: Manager, unit: Unit, commands: list[Command], environment: dict[str, str]
+    ) -> Running:
+        """Start what a unit runs.
 
         Raises:
             UnitError: systemd could not execute it.
@@ -229,8 +232,8 @@ class Manager:
         unit.journal.append(f"Started {unit.name} - {unit.definition.last('Unit', 'Description')}.")
         try:
             environment = unit.definition.environment(self.inside)
-            argv = unit.definition.command(environment)
-            unit.running = await self.launcher.launch(self, unit, argv, environment)
+            commands = unit.definition.commands(environment)
+            unit.running = await self.launcher.launch(self, unit, commands, environment)
         except (FileNotFoundError, UnitError) as error:
             unit.active, unit.sub, unit.result, unit.status = "failed", "failed", "exit-code", 203
             unit.journal.append(f"{unit.name}: Failed to execute: {error}")

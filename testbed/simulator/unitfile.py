@@ -14,6 +14,16 @@ _VARIABLE = re.compile(r"\$(?:(\$)|\{(\w+)\}|(\w+))")
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
 _SECONDS = {"ms": 0.001, "": 1.0, "s": 1.0, "sec": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0}
 _ESCAPE = re.compile(r"\\(?:([nt])|.)")
+_EXEC = ("ExecStartPre", "ExecStart", "ExecStartPost")
+_PREFIXES = "-@:+!"
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command of a unit; one that is `optional` may fail."""
+
+    argv: list[str]
+    optional: bool
 
 
 @dataclass(frozen=True)
@@ -56,10 +66,10 @@ class UnitFile:
             result |= dict(_assignments(" ".join(shlex.split(x)) for x in lines if x and x[0] not in "#;"))
         return result
 
-    def command(self, environment: dict[str, str]) -> list[str]:
-        """The argument list of ExecStart, with variables, `$$` and `%%` replaced."""
-        words = _words(self.last("Service", "ExecStart").lstrip("-@:+!"))
-        return [_VARIABLE.sub(lambda m: m[1] or environment.get(m[2] or m[3], ""), word) for word in words]
+    def commands(self, environment: dict[str, str]) -> list[Command]:
+        """What a start runs, in order, with variables, `$$` and `%%` replaced."""
+        found = [_command(value, environment) for key in _EXEC for value in self.values("Service", key)]
+        return [command for command in found if command.argv]
 
 
 def parse_unit(texts: Iterable[str]) -> UnitFile:
@@ -101,6 +111,12 @@ def _words(text: str) -> list[str]:
     """A directive's words: quotes and the escapes of newline and tab resolved, `%%` read as one."""
     known = {"n": "\n", "t": "\t"}
     return shlex.split(_ESCAPE.sub(lambda m: known[m[1]] if m[1] else m[0], text).replace("%%", "%"))
+
+
+def _command(text: str, environment: dict[str, str]) -> Command:
+    bare = text.lstrip(_PREFIXES)
+    argv = [_VARIABLE.sub(lambda m: m[1] or environment.get(m[2] or m[3], ""), word) for word in _words(bare)]
+    return Command(argv, optional="-" in text[: len(text) - len(bare)])
 
 
 def _assignments(words: Iterable[str]) -> list[tuple[str, str]]:

@@ -21,6 +21,13 @@ import os, subprocess, sys
 print(os.getcwd(), os.getsid(0) == os.getpid(), repr(sys.stdin.read()), os.environ["COLOUR"])
 sys.stderr.write(subprocess.run(["pct", "status", "129"], stdout=subprocess.PIPE).stdout.decode())
 """
+STEP = """
+import sys
+word = sys.argv[1] if sys.argv[1:] else "start"
+open("./var/log/order", "a").write(word + " ")
+raise SystemExit(word == "bad")
+"""
+PYTHON = "/usr/bin/python3 ./usr/local/lib/steps.py"
 NOTE = "open('./var/log/order', 'a').write('{} ')"
 SERVICE = "pct exec 129 -- systemctl is-active sglang-qwen"
 
@@ -68,6 +75,49 @@ def test_what_a_unit_writes_at_boot_is_in_the_log(simulator: Simulator) -> None:
     events = simulator.events(EventKind.HOST_BOOT, EventKind.CONTAINER_CONFIG, EventKind.CONTAINER_START)[-3:]
     assert [e.kind for e in events] == [EventKind.HOST_BOOT, EventKind.CONTAINER_CONFIG, EventKind.CONTAINER_START]
     assert len(str(events[-1].detail["gpus"]).split(",")) == 7
+
+
+def test_commands_of_a_unit_run_in_order(simulator: Simulator) -> None:
+    """What comes before, at and behind the start runs in turn, programs by their shims; one with a `-` may fail."""
+    lines = (
+        f"ExecStartPost={PYTHON} post",
+        f"ExecStartPre=-{PYTHON} bad",
+        "ExecStartPre=-/usr/bin/udevadm settle --timeout=60",
+        f"ExecStart={PYTHON} second",
+        "ExecStartPre=/usr/sbin/pct stop 129",
+    )
+    install(simulator, "steps", STEP, service="\n".join(lines))
+    output(simulator, "systemctl start steps")
+    assert (simulator.root / "var/log/order").read_text() == "bad start second post "
+    assert output(simulator, "pct status 129") == "status: stopped\n"
+    assert result(simulator, "steps") == "inactive dead success 0"
+    journal = output(simulator, "journalctl -u steps -n 20 -o cat")
+    assert "python3 failed with 1, ignored" in journal
+    assert "udevadm" not in journal
+
+
+@pytest.mark.parametrize(
+    ("line", "ran", "told"),
+    [
+        (f"ExecStartPre={PYTHON} bad", "bad ", "exit-code 1"),
+        (f"ExecStartPost={PYTHON} bad", "start bad ", "exit-code 1"),
+        ("ExecStartPre=/usr/bin/udevadm trigger", "", "exit-code 2"),
+        ("ExecStartPre=-/usr/bin/coffee", "", "exit-code 203"),
+    ],
+)
+def test_failed_command_is_the_units_failure(simulator: Simulator, line: str, ran: str, told: str) -> None:
+    """A command that fails ends the start there; one that the simulated host cannot run lets none run, `-` or not."""
+    install(simulator, "steps", STEP, service=line)
+    assert run(simulator, "touch ./var/log/order; systemctl start steps").code == 1
+    assert (simulator.root / "var/log/order").read_text() == ran
+    assert result(simulator, "steps") == f"failed failed {told}"
+
+
+def test_commands_beside_a_service_are_refused(simulator: Simulator) -> None:
+    """A service that is no oneshot unit of the host does not start without the command that comes before it."""
+    text = "[Service]\nExecStart=/usr/bin/nv-hostengine\nExecStartPre=/usr/bin/udevadm settle\n"
+    (simulator.root / "etc/systemd/system/engine.service").write_text(text)
+    assert "2 commands" in run(simulator, "systemctl start engine").stderr
 
 
 def test_units_boot_in_the_order_they_ask_for(simulator: Simulator) -> None:
@@ -132,7 +182,8 @@ def test_unit_is_ended_at_its_limit(simulator: Simulator) -> None:
 @pytest.mark.parametrize("end", ["systemctl stop endless", "power-off"])
 def test_unit_that_still_starts_can_be_ended(simulator: Simulator, end: str) -> None:
     """A start job without limit keeps neither `systemctl stop` nor a power-off waiting."""
-    install(simulator, "endless", "import time; time.sleep(10000)")
+    after = "ExecStartPost=/usr/bin/python3 -c \"open('./var/log/order', 'w')\""
+    install(simulator, "endless", "import time; time.sleep(10000)", service=after)
     run(simulator, "systemctl disable endless; systemctl start endless >/dev/null 2>&1 </dev/null &")
     wait_until(lambda: run(simulator, "systemctl is-active endless").stdout == "activating\n")
     if end == "power-off":
@@ -141,6 +192,7 @@ def test_unit_that_still_starts_can_be_ended(simulator: Simulator, end: str) -> 
         output(simulator, end)
         assert result(simulator, "endless") == "failed failed signal -15"
     assert [e.subject for e in simulator.events(EventKind.SERVICE_EXIT)] == ["endless.service"]
+    assert not (simulator.root / "var/log/order").exists()
 
 
 def test_unit_is_known_as_others_are(simulator: Simulator) -> None:

@@ -249,4 +249,4 @@ def test_a_units_escapes_are_systemds() -> None:
     unit = parse_unit(['[Service]\nEnvironment="A=50%%" "B=x\\ny" "C=\\\\n"\nExecStart=/x "$$HOME 1%%" ${A}\n'])
     environment = unit.environment(lambda _path: None)
     assert environment == {"A": "50%", "B": "x\ny", "C": "\\n"}
-    assert unit.command(environment)[1:] == ["$HOME 1%", "50%"]
+    assert [c.argv[1:] for c in unit.commands(environment)] == [["$HOME 1%", "50%"]]

@@ -28,9 +28,10 @@ COMMANDS: dict[str, Callable[[Call], Awaitable[Answer]]] = {
     "pveversion": host_tools.pveversion,
     "qm": qm,
     "systemctl": systemctl,
+    "udevadm": host_tools.udevadm,
     **dict.fromkeys(
         ("halt", "lsof", "lspci", "lxc-attach", "lxc-start", "lxc-stop", "poweroff", "reboot", "rmmod", "setpci",
-         "shutdown", "udevadm", "update-grub", "update-initramfs"),
+         "shutdown", "update-grub", "update-initramfs"),
         host_tools.unsupported,
     ),
 }  # fmt: skip

@@ -82,6 +82,13 @@ async def fuser(call: Call) -> Answer:
     return Answer(text.lstrip() + "\n" if text else "", code=0 if found else 1)
 
 
+async def udevadm(call: Call) -> Answer:
+    """Return from `udevadm settle`: no event of a device waits here."""
+    if options(call.args, valued=("-t", "--timeout"))[0] != ["settle"]:
+        raise call.limit()
+    return Answer()
+
+
 async def unsupported(call: Call) -> Answer:
     """Refuse what would touch the machine that the simulator runs on."""
     raise call.limit()

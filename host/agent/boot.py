@@ -7,23 +7,30 @@ right before a reboot can name another pool's card after it.
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 from . import lxc_config
-from .container import rewrite, wanted_of
-from .container_live import Container
+from .container import rewrite, wanted_for
+from .container_live import Container, ensure_nodes
+from .guests import container_config
 from .ledger import Ledger
 from .operation import run_mutating
-from .pci import Pci
+from .pci import NVIDIA, Pci
 from .request import Request
-from .result import AgentError, FailedError, Json, RefusedError
+from .result import AgentError, FailedError, Json, NotUndoneError, Outcome, RefusedError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from .operation import Operation
     from .system import System
 
+DRIVERS_LIMIT = 30.0
+"""Seconds for driverctl's units; a card that is not on its driver by then does not come up."""
 QUORUM_LIMIT = 30.0
 """Seconds; pve-guests itself waits 10 for it."""
+MODULES_LIMIT = 120.0
 _OWNER_WRITES = 0o200
 
 
@@ -31,50 +38,89 @@ def boot(system: System, request: Request) -> dict[str, Json]:
     """Mend the GPU lines of every container that was given GPUs; one that can't be mended keeps no other from it."""
     steps: list[Json] = []
     failures: list[str] = []
-    changed = False
-    for vmid in sorted(int(key) for key in Ledger(system.root).table("passed")):
+    changed = stuck = False
+    vmids = sorted(int(key) for key in Ledger(system.root).table("passed"))
+    if vmids:
+        _load_drivers(system)
+    quorum = time.monotonic() + QUORUM_LIMIT
+    for vmid in vmids:
         try:
-            done = run_mutating(system, "boot", Request({**request.fields, "vmid": vmid}), _mend)
+            done = Request.of(run_mutating(system, "boot", request, partial(_mend, vmid, quorum)))
         except AgentError as error:
             failures.append(f"container {vmid}: {error.message}")
+            stuck = stuck or error.outcome is Outcome.NOT_UNDONE
         else:
-            changed = changed or done["changed"] is True
-            steps.extend(Request.of(done).texts("steps"))
-            failures.extend(Request.of(done).texts("missing"))
+            changed = changed or done.flag("changed", default=False)
+            steps.extend(done.texts("steps"))
+            failures.extend(f"container {vmid}: {line}" for line in done.texts("incomplete"))
     if failures:
-        raise (FailedError if changed else RefusedError)("; ".join(failures))
+        # What was mended stays so: nothing is undone for another container's sake.
+        raise (NotUndoneError if changed or stuck else RefusedError)("; ".join(failures))
     return {"ok": True, "changed": changed, "steps": steps}
 
 
-def _mend(operation: Operation, request: Request) -> dict[str, Json]:
-    system, vmid = operation.system, request.number("vmid")
-    passed = operation.ledger.passed(vmid)
-    devices = passed.addresses("devices")
-    target = Container.of(system, vmid, request, passed.numbers("majors"))
+def _load_drivers(system: System) -> None:
+    """Have every card on its driver and numbered: driverctl's units may still run, and nvidia may not be loaded yet."""
+    pci = Pci(system.root)
+    persisted = {address: driver for address in pci.all() if (driver := pci.persisted(address))}
+
+    def settled(*, nvidia: bool) -> bool:
+        chosen = {address: driver for address, driver in persisted.items() if (driver == NVIDIA) is nvidia}
+        return all((pci.driver(address) or "none") == driver for address, driver in chosen.items())
+
+    # First those that nvidia is not to have: loaded before, it would take them, and they would have to leave again.
+    _wait(partial(settled, nvidia=False), DRIVERS_LIMIT)
+    if system.has("modprobe"):
+        system.run("modprobe", "-a", NVIDIA, "nvidia-uvm", limit=MODULES_LIMIT)
+    _wait(partial(settled, nvidia=True), DRIVERS_LIMIT)
+
+
+def _mend(vmid: int, quorum: float, operation: Operation, request: Request) -> dict[str, Json]:
+    system, passed = operation.system, operation.ledger.passed(vmid)
+    if container_config(system, vmid) is None:
+        operation.note(f"container {vmid} is not on this node: its GPU lines are not looked at")
+        return {}
+    # At boot no task of Proxmox's runs: a lock is a leftover, and what is pending is none of ours.
+    target = Container.of(system, vmid, request, passed.numbers("majors"), settled=False)
     if target.running:
         operation.note(f"container {vmid} runs already: the next `pulumi up` compares its GPUs")
         return {}
-    config, minors = target.config(), Pci(system.root).minors()
-    there = [device for device in devices if device in minors]
-    missing = [f"container {vmid}: {device} is not on the nvidia driver" for device in devices if device not in minors]
-    strangers = config.minors & {minor for device, minor in minors.items() if device not in devices}
-    if missing and not strangers:
+    devices, minors, config = passed.addresses("devices"), Pci(system.root).minors(), target.config()
+    own = frozenset(minors[device] for device in devices if device in minors)
+    missing = [device for device in devices if device not in minors]
+    incomplete = [f"{', '.join(missing)} is not on the nvidia driver"] if missing else []
+    if missing and not config.minors & {*minors.values()} - own:
         # The lines may be right again at the next boot; what they name now is nobody else's.
-        raise RefusedError(f"{'; '.join(missing)}; its lines are left as they were")
-    wanted = wanted_of(system, there, target.majors)
+        raise RefusedError(f"{incomplete[0]}; its lines are left as they were")
+    try:
+        ensure_nodes(system, own)
+    except RefusedError as error:
+        incomplete.append(error.message)
+    wanted = wanted_for(system, own, target.majors)
     if not lxc_config.passes_exactly(config, wanted):
-        _wait_for_quorum(system)
+        _wait_for_quorum(operation, quorum)
         rewrite(operation, target, config, wanted, passed.text("style"))
         operation.ledger.note_passed(vmid, devices, passed.text("style"), target.majors)
-    return {"missing": [*missing]}
+    return {"incomplete": [*incomplete]}
 
 
-def _wait_for_quorum(system: System) -> None:
+def _wait_for_quorum(operation: Operation, deadline: float) -> None:
     """Wait while this node of a cluster may not write to /etc/pve, which Proxmox shows by the mode of one link."""
-    deadline = time.monotonic() + QUORUM_LIMIT
-    while not system.root.at("/etc/pve/local").lstat().st_mode & _OWNER_WRITES:
+    local = operation.system.root.at("/etc/pve/local")
+
+    def writable() -> bool:
+        return bool(local.lstat().st_mode & _OWNER_WRITES)
+
+    if not writable():
+        operation.note("waiting for this cluster's quorum: /etc/pve is read-only")
+    if not _wait(writable, deadline - time.monotonic()):
+        raise FailedError("/etc/pve is read-only: this node's cluster has no quorum (`pvecm status`)")
+
+
+def _wait(done: Callable[[], bool], limit: float) -> bool:
+    deadline = time.monotonic() + limit
+    while not done():
         if time.monotonic() > deadline:
-            raise FailedError(
-                f"/etc/pve was read-only for {QUORUM_LIMIT:.0f} s: this node's cluster has no quorum (`pvecm status`)"
-            )
-        time.sleep(0.5)
+            return False
+        time.sleep(0.2)
+    return True

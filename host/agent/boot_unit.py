@@ -19,8 +19,8 @@ WANTED = f"/etc/systemd/system/multi-user.target.wants/{NAME}"
 def unit_text(root: Root) -> str:
     """The unit: after the driver and its daemon, which give out the numbers, and before whatever starts guests.
 
-    driverctl's units come before basic.target, and so before this one. udev loads the driver, and is waited for here:
-    systemd-udev-settle.service would hold up the whole boot.
+    udev loads the driver and starts driverctl's units. It is waited for here, since systemd-udev-settle.service would
+    hold up the whole boot; `boot` then waits for driverctl.
     """
     return f"""\
 [Unit]
@@ -33,8 +33,8 @@ Before=pve-guests.service pve-ha-lrm.service
 Type=oneshot
 ExecStartPre=-/usr/bin/udevadm settle --timeout=60
 ExecStart=/usr/bin/python3 {f"{root.folder}".rstrip("/")}{AGENT} --root {root.folder} --format text boot
-StandardInput=null
-TimeoutStartSec=180
+TimeoutStartSec=240
+TimeoutStopSec=10
 
 [Install]
 WantedBy=multi-user.target

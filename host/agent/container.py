@@ -32,7 +32,9 @@ def container(operation: Operation, request: Request) -> dict[str, Json]:
     devices, known = request.addresses("devices"), operation.ledger.passed(vmid).numbers("majors")
     target = Container.of(operation.system, vmid, request, known)
     config, running = target.config(), target.running
-    wanted = wanted_of(operation.system, devices, target.majors)
+    minors = _minors_of(operation.system, devices)
+    ensure_nodes(operation.system, minors)
+    wanted = wanted_for(operation.system, minors, target.majors)
     operation.ledger.note_found(
         f"container:{vmid}", {"config": config.text(), "status": "running" if running else "stopped"}
     )
@@ -77,11 +79,8 @@ def container_release(operation: Operation, request: Request) -> dict[str, Json]
     return {"vmid": vmid}
 
 
-def wanted_of(system: System, devices: Iterable[Address], known: frozenset[int]) -> Wanted:
-    """What passing these devices means on this host now; refused for one that the nvidia driver doesn't have.
-
-    `known` has every major that is or was nvidia's.
-    """
+def _minors_of(system: System, devices: Iterable[Address]) -> frozenset[int]:
+    """The minors of these devices; refused for one that the nvidia driver doesn't have."""
     pci = Pci(system.root)
     every, minors = pci.minors(), set()
     for address in devices:
@@ -91,15 +90,20 @@ def wanted_of(system: System, devices: Iterable[Address], known: frozenset[int])
                 "be given GPUs that are bound to nvidia; bind its pool first"
             )
         minors.add(every[address])
-    ensure_nodes(system, minors)
+    return frozenset(minors)
+
+
+def wanted_for(system: System, minors: frozenset[int], known: frozenset[int]) -> Wanted:
+    """What passing these minors means on this host now; `known` has every major that is or was nvidia's."""
     uvm = majors(system.root).get("nvidia-uvm")
     return Wanted(
-        frozenset(minors),
-        frozenset(every.values()),
+        minors,
+        frozenset(Pci(system.root).minors().values()),
         useful=tuple(node for node in lxc_config.USEFUL if system.root.at(node).exists()),
         major=NVIDIA_MAJOR,
         other_majors=frozenset() if uvm is None else frozenset({uvm}),
-        stale_majors=known - all_majors(system),
+        # While uvm is not loaded nobody knows whether it gets its old major again.
+        stale_majors=frozenset() if uvm is None else known - all_majors(system),
     )
 
 

@@ -37,12 +37,16 @@ class Container:
     stop_limit: float
     boot_limit: float
     majors: frozenset[int]
+    settled: bool = True
+    """Whether its configuration must have no lock and nothing pending to be worked on."""
 
     @classmethod
-    def of(cls, system: System, vmid: int, request: Request, majors: Iterable[int] = ()) -> Container:
+    def of(
+        cls, system: System, vmid: int, request: Request, majors: Iterable[int] = (), *, settled: bool = True
+    ) -> Container:
         """With the limits that the request has; `majors` were nvidia's at earlier boots."""
         limits = request.seconds("stop_timeout_s", 60.0), request.seconds("boot_timeout_s", 180.0)
-        return cls(system, vmid, *limits, all_majors(system) | {*majors})
+        return cls(system, vmid, *limits, all_majors(system) | {*majors}, settled)
 
     @property
     def running(self) -> bool:
@@ -58,6 +62,8 @@ class Container:
                 "`pct list` shows those that do; correct the VMID"
             )
         config = lxc_config.parse(text, self.majors)
+        if not self.settled:
+            return config
         if locked := config.setting("lock"):
             raise RefusedError(
                 f"container {vmid} is locked by Proxmox ({locked}): wait for that task, or `pct unlock {vmid}`"

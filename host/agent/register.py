@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .boot_unit import NAME, PATH, is_enabled, unit_text
+from .boot_unit import NAME, PATH, WANTED, is_enabled, unit_text
 from .request import Service
 from .unit import change, replace, set_enabled
 
@@ -41,8 +41,11 @@ def _install(operation: Operation) -> None:
 
 def remove_boot_unit(system: System) -> bool:
     """Disable and remove the boot unit; whether it was there."""
-    if system.root.text(PATH) is None:
+    if system.root.text(PATH) is None and not is_enabled(system.root):
         return False
-    system.need("systemctl", "disable", NAME)
+    system.root.at(WANTED).unlink(missing_ok=True)
     replace(system, _BOOT, PATH, None)
+    system.run(
+        "systemctl", "reset-failed", NAME
+    )  # a failed unit would be listed for ever; one that is not, can't be reset
     return True

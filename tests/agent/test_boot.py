@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
+import time
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
 
+from host.agent.boot import boot
+from host.agent.ledger import FILE
+from host.agent.request import Request
+from tests.agent.conftest import AGENT, until
 from tests.agent.requests import CONTAINER_CONFIG, MANAGED, NODE_0, NODE_1, bind_request, container_request
 from tests.agent.test_containers import passed
 
 if TYPE_CHECKING:
-    from tests.agent.conftest import Hypervisor
+    from collections.abc import Callable
+
+    from tests.agent.conftest import Files, Hypervisor
 
 pytestmark = pytest.mark.simulator
 
@@ -38,21 +48,34 @@ def test_register_installs_the_unit_and_uninstall_removes_it(kpro6: Hypervisor) 
     assert kpro6.facts()["host"]["agent_installed"] is False
     assert kpro6.done("register", {"managed": MANAGED})["changed"]
     assert kpro6.facts()["host"]["agent_installed"] is True
-    assert "Before=pve-guests.service" in (kpro6.root / UNIT).read_text()
+    for line in (
+        "ConditionPathExists=/var/lib/gpu-topology/ledger.json",
+        "After=nvidia-persistenced.service pve-cluster.service",
+        "Before=pve-guests.service pve-ha-lrm.service",
+    ):
+        assert line in (kpro6.root / UNIT).read_text().splitlines()
     assert not kpro6.done("register", {"managed": MANAGED})["changed"]
     asyncio.run(kpro6.run("systemctl disable gpu-topology-boot.service"))
     assert kpro6.facts()["host"]["agent_installed"] is False
     kpro6.done("register", {"managed": MANAGED})
     assert kpro6.facts()["host"]["agent_installed"] is True
     assert f"/{UNIT}" in kpro6.done("uninstall")["removed"]
-    assert not (kpro6.root / UNIT).exists()
+    assert kpro6.simulator.own_files() == []
+
+
+def test_what_is_left_of_the_unit_is_removed(kpro6: Hypervisor) -> None:
+    """Where somebody deleted the unit's file, its link among what systemd starts goes too."""
+    kpro6.done("register", {"managed": MANAGED})
+    (kpro6.root / UNIT).unlink()
+    kpro6.done("uninstall")
+    assert kpro6.simulator.own_files() == []
 
 
 def test_a_unit_of_another_release_is_replaced(kpro6: Hypervisor) -> None:
     """What stands there is compared as text, and written again where it differs."""
     kpro6.done("register", {"managed": MANAGED})
     text = (kpro6.root / UNIT).read_text()
-    (kpro6.root / UNIT).write_text(text.replace("180", "10"))
+    (kpro6.root / UNIT).write_text(text.replace("TimeoutStartSec=240", "TimeoutStartSec=24"))
     assert kpro6.facts()["host"]["agent_installed"] is False
     kpro6.done("register", {"managed": MANAGED})
     assert (kpro6.root / UNIT).read_text() == text
@@ -114,7 +137,7 @@ def test_a_container_never_gets_anothers_card(kpro6: Hypervisor) -> None:
     kpro6.simulator.reboot()
     assert kpro6.device(NODE_1[0])["minor"] == 3
     answer = kpro6.agent("boot")
-    assert answer.code == 4
+    assert (answer.code, answer["outcome"]) == (5, "not-undone")
     assert NODE_0[1] in answer["message"]
     assert passed(kpro6.config()) == {"nvidia0", "nvidia1", "nvidia2"}
 
@@ -145,15 +168,73 @@ def test_it_waits_for_the_clusters_quorum(moving: Hypervisor) -> None:
     local.touch(mode=0o400)
 
     async def wait() -> int:
-        running = asyncio.ensure_future(moving.agent_later("boot"))
-        await moving.run("systemctl is-system-running")
+        running = asyncio.ensure_future(moving.run(f"python3 ./{AGENT} --root . --format text boot > ./tmp/told", "{}"))
+        told = moving.root / "tmp/told"
+        await until(lambda: told.exists() and "quorum" in told.read_text(), "it says what it waits for")
         assert passed(moving.config()) == LAST
-        assert not running.done()
         local.chmod(0o600)
         return (await running).code
 
     assert asyncio.run(wait()) == 0
     assert passed(moving.config()) == FIRST
+
+
+def test_a_rule_for_each_boots_major(moving: Hypervisor) -> None:
+    """Every boot's major replaces the one before, also one that only an earlier boot's mending had written."""
+    for major in (509, 507):
+        moving.simulator.reboot(uvm_major=major)
+        moving.done("boot")
+    assert re.findall(r"c (5\d\d):", moving.config()) == ["507"]
+
+
+def test_leftovers_of_proxmox_keep_nobody_from_being_safe(moving: Hypervisor) -> None:
+    """A lock or a pending device is no reason to leave a container with another's card."""
+    moving.simulator.reboot()
+    path = moving.root / CONTAINER_CONFIG
+    path.write_text(f"lock: backup\n{moving.config()}\n[pve:pending]\ndev9: /dev/dri/renderD128\n")
+    moving.done("boot")
+    assert passed(moving.config()) == FIRST
+    assert moving.config().endswith("[pve:pending]\ndev9: /dev/dri/renderD128\n")
+
+
+def test_a_node_that_nobody_made_is_told_and_the_cards_are_right(moving: Hypervisor) -> None:
+    """Without /dev/nvidia-uvm the container can't compute; it still gets its own cards and no other."""
+    moving.simulator.reboot()
+    (moving.root / "dev/nvidia-uvm").unlink()
+    answer = moving.agent("boot")
+    assert (answer.code, answer["outcome"]) == (5, "not-undone")
+    assert "/dev/nvidia-uvm" in answer["message"]
+    assert passed(moving.config()) == FIRST
+
+
+def test_a_container_that_left_this_node_is_no_failure(moving: Hypervisor) -> None:
+    """Destroyed or migrated by hand: there is nothing to mend, and no reason for a failed unit at every boot."""
+    moving.simulator.reboot()
+    (moving.root / CONTAINER_CONFIG).unlink()
+    assert not moving.done("boot")["changed"]
+
+
+def test_cards_that_leave_for_another_driver_go_before_nvidia_is_loaded(
+    files: Files, commands: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits for driverctl's cards, loads nvidia, and waits for the cards that driverctl gives to nvidia."""
+    told: list[str] = []
+    for address, driver in ((NODE_0[0], "vfio-pci"), (NODE_0[1], "nvidia"), (NODE_0[2], "none")):
+        files.gpu(address)
+        files.put(f"/etc/driverctl.d/pci-{address}", f"{driver}\n")
+    loaded = files.folder / "loaded"
+    commands("modprobe", f"echo $* > {loaded}")
+    files.put(FILE, json.dumps({"version": "v1", "passed": {"129": {"devices": []}}}))
+
+    def bind_next(_seconds: float) -> None:
+        driver = "nvidia" if loaded.exists() else "vfio-pci"
+        told.append(driver)
+        files.link(f"/sys/bus/pci/devices/{NODE_0[driver == 'nvidia']}/driver", f"../drivers/{driver}")
+
+    monkeypatch.setattr("host.agent.boot.time", SimpleNamespace(monotonic=time.monotonic, sleep=bind_next))
+    assert boot(files.system, Request({}))["changed"] is False
+    assert told == ["vfio-pci", "nvidia"]
+    assert loaded.read_text() == "-a nvidia nvidia-uvm\n"
 
 
 def test_a_broken_ledger_is_a_message(kpro6: Hypervisor) -> None:

@@ -42,8 +42,7 @@ class Machines:
             self._current.reset(state if self._current.has(state) else READY)
             return self._current
         self.stop()
-        self._current = Lab(shape)
-        self._current.start()
+        self._current = Lab(shape).__enter__()
         self._times.update({f"{name}, {shape.name}": seconds for name, seconds in self._current.times.items()})
         return self._current
 

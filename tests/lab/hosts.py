@@ -60,6 +60,9 @@ class HostUnderTest(Protocol):
     def leak(self, address: str) -> None:
         """Let the card's usage count never fall to zero: an unbind never returns."""
 
+    slowness: float
+    """How many times longer than on a hypervisor things may take."""
+
     @property
     def machine(self) -> Machine:
         """How a workspace's stack reaches it."""
@@ -88,6 +91,8 @@ def wait_served(host: HostUnderTest) -> None:
 
 class OnLab:
     """The lab."""
+
+    slowness = 3.0
 
     def __init__(self, lab: Lab) -> None:
         self.lab = lab
@@ -118,7 +123,11 @@ class OnLab:
         self.lab.check(f"kill {pid}")
 
     def move_numbers(self) -> None:
-        """Load the driver late, with its daemon: driverctl has taken its cards by then, and minors begin at 0."""
+        """Load the driver late, with its daemon: driverctl has taken its cards by then, and minors begin at 0.
+
+        Nothing but the boot unit waits for udev any more, as on a host whose storage does not.
+        """
+        self.lab.check("systemctl mask systemd-udev-settle.service")
         self.lab.check("rm /etc/modules-load.d/nvidia-uvm.conf; echo blacklist nvidia >> /etc/modprobe.d/lab.conf")
         self.lab.check(f"sed -i s/major=511/major={MOVED_MAJOR}/ /etc/modprobe.d/lab.conf")
         load = "[Service]\nExecStartPre=/sbin/modprobe -a nvidia nvidia-uvm\n"
@@ -144,6 +153,8 @@ class OnLab:
 
 class OnSimulator:
     """The simulator."""
+
+    slowness = 1.0
 
     def __init__(self, simulator: Simulator) -> None:
         self.simulator = simulator

@@ -57,4 +57,4 @@ def test_a_lost_override_shows_after_the_reboot_and_is_repaired(halves: HostUnde
         operations.bind("confidential", CONFIDENTIAL, "vfio-pci", SERVING)
         card = operations.device(lost)
         assert (card["driver"], card["persisted"]) == ("vfio-pci", "vfio-pci")
-    assert halves.seen.unit_active() == "active"
+    wait_served(halves)

@@ -155,7 +155,7 @@ def test_a_command_is_open_while_its_child_hangs_with_its_pipes(host: HostUnderT
 
 
 def _reads(host: HostUnderTest, path: str) -> bool:
-    """Whether an attribute can be read within a second; reading waits while a removal hangs."""
+    """Whether an attribute can be read within three seconds; reading waits while a removal hangs."""
     read = host.path("/run/read")
-    command = f"rm -f {read}; (cat {host.path(path)} > {read} 2> /dev/null < /dev/null &) ; sleep 1; test -s {read}"
+    command = f"rm -f {read}; (cat {host.path(path)} > {read} 2> /dev/null < /dev/null &) ; sleep 3; test -s {read}"
     return host.run(command).status == 0

@@ -90,7 +90,7 @@ def test_a_hanging_service_is_diagnosed_and_undone(host: HostUnderTest, operatio
     hanging = text.replace("NCCL_P2P_DISABLE=1", "NCCL_P2P_DISABLE=0")
     operations.deploy(hanging)
     with pytest.raises(OperationError, match="NCCL") as raised:
-        operations.serve(ALL, environment={}, deadline_s=15, token_timeout_s=5)
+        operations.serve(ALL, environment={}, deadline_s=15 * host.slowness, token_timeout_s=5)
     assert raised.value.outcome == "undone"
     assert operations.unit_text() == text
     assert operations.serve(ALL)["tp"] == len(ALL)

@@ -19,7 +19,7 @@ doctor: ## show which engine and plugins are used, and what is missing
 demo: setup ## split kpro6's GPUs, merge them and split them again, on the simulated hypervisor
 	@$(BIN)/python -m testbed.demo
 
-test: setup ## run all tests, the engine's included
+test: setup ## run the tests, the engine's included; those of the lab on the simulator
 	@$(BIN)/python -m pytest -n 2
 
 simulator: setup ## start the simulated hypervisor that Pulumi.sim.yaml describes, and say how to reach it

@@ -109,7 +109,7 @@ class Ledger:
         self._saved = copy.deepcopy(self.data)
 
     def table(self, name: str) -> dict[str, Json]:
-        """One of its objects: devices, revisions, found, managed."""
+        """One of its objects, such as devices, revisions, found or passed."""
         return cast("dict[str, Json]", self.data[name])
 
     @property

@@ -16,6 +16,11 @@ if TYPE_CHECKING:
     from testbed.simulator import Simulator
     from testbed.stage import Machine
 
+LATE = """\
+[Service]
+ExecStartPre=/bin/sh -c "for file in $$(grep -l vfio /etc/driverctl.d/*); do \
+until [ -e /sys/bus/pci/devices/$${file##*/pci-}/driver ]; do sleep 0.1; done; done; modprobe -a nvidia nvidia-uvm"
+"""
 SERVED_S = 300.0
 """Seconds until the service is ready on an emulated machine beside much else."""
 MOVED_MAJOR = 510
@@ -123,15 +128,10 @@ class OnLab:
         self.lab.check(f"kill {pid}")
 
     def move_numbers(self) -> None:
-        """Load the driver late, with its daemon: driverctl has taken its cards by then, and minors begin at 0.
-
-        Nothing but the boot unit waits for udev any more, as on a host whose storage does not.
-        """
-        self.lab.check("systemctl mask systemd-udev-settle.service")
+        """Load the driver late, with its daemon: driverctl has taken its cards by then, and minors begin at 0."""
         self.lab.check("rm /etc/modules-load.d/nvidia-uvm.conf; echo blacklist nvidia >> /etc/modprobe.d/lab.conf")
         self.lab.check(f"sed -i s/major=511/major={MOVED_MAJOR}/ /etc/modprobe.d/lab.conf")
-        load = "[Service]\nExecStartPre=/sbin/modprobe -a nvidia nvidia-uvm\n"
-        self.lab.write("/etc/systemd/system/nvidia-persistenced.service.d/late.conf", load)
+        self.lab.write("/etc/systemd/system/nvidia-persistenced.service.d/late.conf", LATE)
 
     def leak(self, address: str) -> None:
         """Have the stand-in for NVIDIA's driver keep one use of the card for ever."""

@@ -11,6 +11,7 @@ from testbed.checks import CONFIDENTIAL, CONTAINER, SERVING, UNIT, VM
 from testbed.simulator import load_state
 from tests.lab.hosts import OnLab
 from tests.lab.operations import ALL, Operations
+from tests.lab.test_numbers import assert_right, give_the_upper_cards
 
 if TYPE_CHECKING:
     from testbed.lab import Lab
@@ -111,3 +112,12 @@ def test_a_cgroup_keeps_a_container_from_anothers_card(lab: Lab) -> None:
                 node = f"/root/{style}{minor}"
                 opened = lab.run(f"pct exec {CONTAINER} -- sh -c 'mknod {node} c 195 {minor} && : < {node}'")
                 assert ("Operation not permitted" in opened.stderr) is refused, opened.stderr
+
+
+def test_nothing_else_need_wait_for_udev(lab: Lab) -> None:
+    """Where guests, driverctl and nvidia come up side by side, the boot unit waits for all and the lines are right."""
+    host = OnLab(lab)
+    give_the_upper_cards(host, "raw")
+    lab.check("systemctl mask systemd-udev-settle.service")
+    lab.reboot()
+    assert_right(host, "raw")

@@ -33,7 +33,7 @@ Before=pve-guests.service pve-ha-lrm.service
 Type=oneshot
 ExecStartPre=-/usr/bin/udevadm settle --timeout=60
 ExecStart=/usr/bin/python3 {f"{root.folder}".rstrip("/")}{AGENT} --root {root.folder} --format text boot
-TimeoutStartSec=240
+TimeoutStartSec=300
 TimeoutStopSec=10
 
 [Install]

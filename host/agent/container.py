@@ -6,11 +6,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from . import lxc_config
-from .container_live import NVIDIA_MAJOR, Container, all_majors, enable, ensure_nodes, passed_to_others, restart
+from .container_live import Container, enable, ensure_nodes, passed_to_others, restart
+from .device_numbers import dynamic_majors, found_lines, majors_in_lines, moved_majors
 from .drain import record_revision
 from .facts_devices import majors
 from .guests import container_config
-from .lxc_config import Config, Wanted
+from .lxc_config import NVIDIA_MAJOR, Config, Wanted
 from .pci import Address, Pci
 from .request import Request
 from .result import BadRequestError, FailedError, Json, RefusedError
@@ -18,6 +19,7 @@ from .result import BadRequestError, FailedError, Json, RefusedError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from .ledger import KnownMajors
     from .operation import Operation
     from .system import System
 
@@ -29,15 +31,15 @@ def container(operation: Operation, request: Request) -> dict[str, Json]:
     vmid, style = request.number("vmid"), request.text("style", "dev")
     if style not in STYLES:
         raise BadRequestError(f"field style is {style!r}: it must be one of {', '.join(STYLES)}")
-    devices, known = request.addresses("devices"), operation.ledger.passed(vmid).numbers("majors")
+    devices, known = request.addresses("devices"), operation.ledger.known_majors(vmid)
     target = Container.of(operation.system, vmid, request, known)
     config, running = target.config(), target.running
     minors = _minors_of(operation.system, devices)
     ensure_nodes(operation.system, minors)
-    wanted = wanted_for(operation.system, minors, target.majors)
-    operation.ledger.note_found(
-        f"container:{vmid}", {"config": config.text(), "status": "running" if running else "stopped"}
-    )
+    wanted = wanted_for(operation.system, minors, known)
+    _note_found(operation, target, config, running=running)
+    # Before the lines are written: whatever cuts this off, a boot makes them what is noted here.
+    operation.ledger.note_passed(vmid, devices, style, majors_in_lines(operation.system.root, known, rewritten=False))
     start = running or request.flag("start", default=True)
     live_right = running and target.live_minors() == wanted.minors
     text_right = lxc_config.passes_exactly(config, wanted)
@@ -57,7 +59,7 @@ def container(operation: Operation, request: Request) -> dict[str, Json]:
         target.verify(wanted)
     _forget_pending(operation, vmid)
     operation.ledger.manage_guest("containers", vmid)
-    operation.ledger.note_passed(vmid, devices, style, target.majors)
+    operation.ledger.note_passed(vmid, devices, style, majors_in_lines(operation.system.root, known, rewritten=True))
     record_revision(operation, f"container:{vmid}", request)
     return {"vmid": vmid, "minors": [*sorted(wanted.minors)]}
 
@@ -67,8 +69,8 @@ def container_release(operation: Operation, request: Request) -> dict[str, Json]
     vmid, system = request.number("vmid"), operation.system
     found = operation.ledger.table("found").get(f"container:{vmid}")
     if isinstance(found, dict) and container_config(system, vmid) is not None:
-        target = Container.of(system, vmid, request, operation.ledger.passed(vmid).numbers("majors"))
-        current, before = target.config(), lxc_config.parse(str(found["config"]), target.majors)
+        target = Container.of(system, vmid, request, operation.ledger.known_majors(vmid))
+        current, before = target.config(), found_lines(system, Request.of(found))
         back = lxc_config.with_gpu_lines_of(current, before, passed_to_others(system, vmid))
         if back.text() != current.text():
             _give_back(operation, target, current, back, Request.of(found).texts("units"))
@@ -93,8 +95,17 @@ def _minors_of(system: System, devices: Iterable[Address]) -> frozenset[int]:
     return frozenset(minors)
 
 
-def wanted_for(system: System, minors: frozenset[int], known: frozenset[int]) -> Wanted:
-    """What passing these minors means on this host now; `known` has every major that is or was nvidia's."""
+def _note_found(operation: Operation, target: Container, config: Config, *, running: bool) -> None:
+    """Keep the configuration as found, with what its numbers mean: by its release they may mean something else."""
+    system = operation.system
+    found: dict[str, Json] = {"config": config.text(), "status": "running" if running else "stopped"}
+    found["majors"] = {name: [number] for name, number in dynamic_majors(system.root).items()}
+    found["minors"] = {str(minor): address for address, minor in Pci(system.root).minors().items()}
+    operation.ledger.note_found(f"container:{target.vmid}", found)
+
+
+def wanted_for(system: System, minors: frozenset[int], known: KnownMajors) -> Wanted:
+    """What passing these minors means on this host now; `known` are nvidia's majors at earlier boots."""
     uvm = majors(system.root).get("nvidia-uvm")
     return Wanted(
         minors,
@@ -102,8 +113,7 @@ def wanted_for(system: System, minors: frozenset[int], known: frozenset[int]) ->
         useful=tuple(node for node in lxc_config.USEFUL if system.root.at(node).exists()),
         major=NVIDIA_MAJOR,
         other_majors=frozenset() if uvm is None else frozenset({uvm}),
-        # While uvm is not loaded nobody knows whether it gets its old major again.
-        stale_majors=frozenset() if uvm is None else known - all_majors(system),
+        moved_majors=moved_majors(system.root, known),
     )
 
 

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from . import lxc_config
-from .facts_devices import majors
+from .device_numbers import all_majors
 from .guests import CONTAINERS, container_config, ids_in, need_inside, run_inside, shut_down, status
 from .ledger import write_atomically
 from .lock import host_lock
@@ -19,12 +19,11 @@ from .result import FailedError, RefusedError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from .ledger import KnownMajors
     from .lxc_config import Config, Wanted
     from .operation import Operation
     from .system import System
 
-NVIDIA_MAJOR = 195
-"""Linux, Documentation/admin-guide/devices.txt; the other nvidia majors are dynamic."""
 START_LIMIT = 120.0
 
 
@@ -42,11 +41,11 @@ class Container:
 
     @classmethod
     def of(
-        cls, system: System, vmid: int, request: Request, majors: Iterable[int] = (), *, settled: bool = True
+        cls, system: System, vmid: int, request: Request, known: KnownMajors | None = None, *, settled: bool = True
     ) -> Container:
-        """With the limits that the request has; `majors` were nvidia's at earlier boots."""
+        """With the limits that the request has; `known` were nvidia's majors at earlier boots."""
         limits = request.seconds("stop_timeout_s", 60.0), request.seconds("boot_timeout_s", 180.0)
-        return cls(system, vmid, *limits, all_majors(system) | {*majors}, settled)
+        return cls(system, vmid, *limits, all_majors(system.root).union(*(known or {}).values()), settled)
 
     @property
     def running(self) -> bool:
@@ -127,11 +126,6 @@ class Container:
             raise FailedError(
                 f"nvidia-smi in container {self.vmid} shows {seen} GPUs and should show {len(wanted.minors)}"
             )
-
-
-def all_majors(system: System) -> frozenset[int]:
-    """Every character major of the nvidia drivers."""
-    return frozenset({NVIDIA_MAJOR, *majors(system.root).values()})
 
 
 def ensure_nodes(system: System, minors: Iterable[int]) -> None:

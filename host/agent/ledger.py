@@ -6,6 +6,7 @@ import contextlib
 import copy
 import json
 import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, cast
 
 from .request import Managed, Request, Service
@@ -72,6 +73,14 @@ def _mode_of(path: Path) -> int:
         return path.stat().st_mode & 0o777
     except OSError:
         return 0o640
+
+
+KnownMajors = Mapping[str, frozenset[int]]
+
+
+def numbers_by_name(told: Request) -> KnownMajors:
+    """Read an object of lists of numbers."""
+    return {name: frozenset(told.numbers(name)) for name in told.fields}
 
 
 class Ledger:
@@ -142,13 +151,17 @@ class Ledger:
         self.table("found").setdefault(key, value)
 
     def passed(self, vmid: int) -> Request:
-        """What a container was given: `devices`, `style`, and every one of nvidia's `majors` since then."""
+        """What a container was given: `devices`, `style`, and the `majors` that its lines may have, by driver."""
         return Request.of(self.table("passed").get(str(vmid), {}))
 
-    def note_passed(self, vmid: int, devices: Iterable[str], style: str, majors: Iterable[int]) -> None:
-        """Remember it, for boots that give other numbers."""
-        known = {*majors, *self.passed(vmid).numbers("majors")}
-        self.table("passed")[str(vmid)] = {"devices": [*devices], "style": style, "majors": [*sorted(known)]}
+    def known_majors(self, vmid: int) -> KnownMajors:
+        """The dynamic majors that a container's lines may have."""
+        return numbers_by_name(self.passed(vmid).object("majors"))
+
+    def note_passed(self, vmid: int, devices: Iterable[str], style: str, majors: KnownMajors) -> None:
+        """Remember what a container is given, for boots that give other numbers."""
+        numbers: dict[str, Json] = {name: [*sorted(found)] for name, found in majors.items()}
+        self.table("passed")[str(vmid)] = {"devices": [*devices], "style": style, "majors": numbers}
 
     @property
     def managed(self) -> Managed:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
+NVIDIA_MAJOR = 195
+"""Linux, Documentation/admin-guide/devices.txt; the other nvidia majors are dynamic."""
 NEEDED = ("/dev/nvidiactl", "/dev/nvidia-uvm")
 """Without these CUDA sees no GPU."""
 USEFUL = (*NEEDED, "/dev/nvidia-uvm-tools")
@@ -33,9 +35,9 @@ class Wanted:
     minors: frozenset[int]
     every_minor: frozenset[int]
     useful: tuple[str, ...] = NEEDED  # those of USEFUL that the host has
-    major: int = 195
+    major: int = NVIDIA_MAJOR
     other_majors: frozenset[int] = frozenset()
-    stale_majors: frozenset[int] = frozenset()  # were nvidia's at an earlier boot; by now they may be anybody's
+    moved_majors: Mapping[int, int] = field(default_factory=dict)  # an earlier boot's, and the same driver's now
 
     def nodes(self, config: Config) -> list[str]:
         """The nodes to pass: the GPUs' own, and what goes with them."""
@@ -139,7 +141,7 @@ def passes_exactly(config: Config, wanted: Wanted) -> bool:
     """Whether the container is given exactly the wanted GPUs, in whatever style and order."""
     if config.minors != wanted.minors or (wanted.minors and not config.nodes.issuperset(NEEDED)):
         return False
-    if any(line.cgroup and line.cgroup[0] in wanted.stale_majors for line in config.lines):
+    if renumbered(config, wanted.moved_majors) != config:
         return False
     allowed = {line.cgroup[1] for line in config.lines if line.cgroup and line.cgroup[0] == wanted.major}
     if None in allowed and not wanted.owns_all:
@@ -154,8 +156,36 @@ def passes_exactly(config: Config, wanted: Wanted) -> bool:
     return allowed <= {None, *wanted.minors, *CONTROL_MINORS}
 
 
+def renumbered(config: Config, majors: Mapping[int, int], minors: Mapping[int, int] | None = None) -> Config:
+    """Say the same with the numbers of this boot: `majors` and `minors` of nvidia's own major, from old to new."""
+    moved = [(line, _moved(line, majors, minors or {})) for line in config.lines]
+    rules = {line for line, now in moved if line == now and line.cgroup}
+    lines: list[Line] = []
+    for line, now in moved:
+        # A rule may stand there for the new number already.
+        if line == now or now not in rules:
+            lines.append(now)
+        rules |= {now} if now.cgroup else set()
+    return Config(tuple(lines), config.rest)
+
+
+def _moved(line: Line, majors: Mapping[int, int], minors: Mapping[int, int]) -> Line:
+    if line.cgroup:
+        major, minor = line.cgroup
+        now = (majors.get(major, major), minor)
+        if major == NVIDIA_MAJOR and minor is not None:
+            now = (major, minors.get(minor, minor))
+        old, new = (f"{a}:{'*' if b is None else b}" for a, b in (line.cgroup, now))
+        return replace(line, cgroup=now, text=line.text.replace(old, new, 1))
+    if line.minor is not None and line.minor in minors:
+        old, new = f"nvidia{line.minor}", f"nvidia{minors[line.minor]}"
+        return replace(line, node=f"/dev/{new}", text=re.sub(rf"{old}\b", new, line.text))
+    return line
+
+
 def with_raw(config: Config, wanted: Wanted) -> Config:
     """Pass the wanted GPUs by raw lines: kept lines stay in place, the others go, missing ones follow their like."""
+    config = renumbered(config, wanted.moved_majors)
     lines = [line for line in config.lines if not (line.node and line.dev is not None)]
     lines = [line for line in lines if not line.node or line.minor in wanted.minors or line.minor is None]
     present = {line.node for line in lines}
@@ -167,7 +197,6 @@ def with_raw(config: Config, wanted: Wanted) -> Config:
 
 def _with_rules(lines: list[Line], wanted: Wanted) -> list[Line]:
     """Narrow the cgroup rules of nvidia's major to the passed minors; the other majors have no minor per GPU."""
-    lines = [line for line in lines if not line.cgroup or line.cgroup[0] not in wanted.stale_majors]
     if any(line.allows_all for line in lines):
         return lines
     rules = [line for line in lines if line.cgroup]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from . import lxc_config
-from .container_live import Container, all_majors, visible_gpus
+from .container_live import Container, visible_gpus
+from .device_numbers import all_majors
 from .guests import container_config, status
 from .pci import VFIO, Address, Pci, parse_address
 from .readiness import Server, ask
@@ -111,7 +112,7 @@ def _container(system: System, section: Request) -> list[str]:
     wanted = frozenset(
         minor for one in section.addresses("devices") if (minor := Pci(system.root).minor(one)) is not None
     )
-    configured = lxc_config.parse(text, all_majors(system)).minors
+    configured = lxc_config.parse(text, all_majors(system.root)).minors
     found = []
     if configured != wanted:
         found.append(f"container {vmid} passes GPUs {sorted(configured)}, not {sorted(wanted)}")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from host.agent.boot import boot
+from host.agent.device_numbers import found_lines
 from host.agent.ledger import FILE
 from host.agent.request import Request
 from tests.agent.conftest import AGENT, until
@@ -75,7 +76,7 @@ def test_a_unit_of_another_release_is_replaced(kpro6: Hypervisor) -> None:
     """What stands there is compared as text, and written again where it differs."""
     kpro6.done("register", {"managed": MANAGED})
     text = (kpro6.root / UNIT).read_text()
-    (kpro6.root / UNIT).write_text(text.replace("TimeoutStartSec=240", "TimeoutStartSec=24"))
+    (kpro6.root / UNIT).write_text(text.replace("TimeoutStopSec=10", "TimeoutStopSec=1"))
     assert kpro6.facts()["host"]["agent_installed"] is False
     kpro6.done("register", {"managed": MANAGED})
     assert (kpro6.root / UNIT).read_text() == text
@@ -192,9 +193,84 @@ def test_leftovers_of_proxmox_keep_nobody_from_being_safe(moving: Hypervisor) ->
     moving.simulator.reboot()
     path = moving.root / CONTAINER_CONFIG
     path.write_text(f"lock: backup\n{moving.config()}\n[pve:pending]\ndev9: /dev/dri/renderD128\n")
-    moving.done("boot")
+    answer = moving.agent("boot")
+    assert (answer.code, answer["outcome"]) == (5, "not-undone")
+    assert "pct pending 129" in answer["message"]
     assert passed(moving.config()) == FIRST
     assert moving.config().endswith("[pve:pending]\ndev9: /dev/dri/renderD128\n")
+
+
+@pytest.mark.parametrize("numbers", [{"uvm_major": 509}, {"caps_major": 400}])
+def test_a_rule_comes_back_with_its_number(moving: Hypervisor, numbers: dict[str, int]) -> None:
+    """A rule is renumbered where it stands: once the first numbers are back, the lines are the first lines."""
+    moving.simulator.reboot()
+    moving.done("boot")
+    first = moving.config()
+    moving.simulator.reboot(**numbers)
+    moving.done("boot")
+    assert moving.config() != first
+    moving.simulator.reboot()
+    moving.done("boot")
+    assert moving.config() == first
+
+
+def test_lines_are_given_back_in_the_numbers_of_this_boot(moving: Hypervisor) -> None:
+    """What was found named cards and drivers: the lines that a release gives back name the same ones."""
+    moving.simulator.reboot(uvm_major=509)
+    moving.done("boot")
+    found = moving.ledger()["found"]["container:129"]["config"]
+    moving.done("release", {"pool": "vm", "managed": {}})
+    (moving.root / CONTAINER_CONFIG).write_text(moving.config().replace("onboot: 0", "onboot: 1"))
+    moving.done("container-release", {"vmid": 129})
+    assert moving.config() == found.replace("511:*", "509:*")
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_found_lines_name_the_cards_that_they_named(files: Files, *, gone: bool) -> None:
+    """By this boot's minors where all of them have one; else nobody knows what they come back with."""
+    files.put("/proc/devices", "Character devices:\n195 nvidia\n511 nvidia-uvm\n")
+    for address, minor in ((NODE_0[1], 0), (NODE_0[2], 1)):
+        files.gpu(address, driver=None if gone and minor else "nvidia", minor=None if gone and minor else minor)
+    text = "lxc.mount.entry: /dev/nvidia1 dev/nvidia1 none bind\nlxc.mount.entry: /dev/nvidia2 dev/nvidia2 none bind\n"
+    found = Request.of({"config": text, "minors": {str(minor): NODE_0[minor] for minor in range(4)}})
+    minors = found_lines(files.system, found).minors
+    assert minors == (frozenset({1, 2}) if gone else frozenset({0, 1}))
+
+
+def test_what_a_container_is_to_get_is_noted_before_its_lines_are_written(kpro6: Hypervisor) -> None:
+    """A power cut between the lines and the end of the operation leaves a boot that knows what was meant."""
+    kpro6.done("bind", bind_request("vm", NODE_0, "vfio-pci", others=NODE_1))
+
+    async def cut() -> None:
+        running = asyncio.ensure_future(kpro6.agent_later("container", container_request(NODE_1)))
+        await until(lambda: passed(kpro6.config()) == LAST, "the lines are written")
+        await kpro6.run("pkill -KILL -f [g]pu-topology-agent.pyz")
+        await running
+
+    asyncio.run(cut())
+    (kpro6.root / CONTAINER_CONFIG).write_text(kpro6.config().replace("onboot: 1", "onboot: 0"))
+    kpro6.simulator.reboot()
+    kpro6.done("boot")
+    assert passed(kpro6.config()) == FIRST
+
+
+def test_a_container_whose_lines_were_taken_away_gets_none(moving: Hypervisor) -> None:
+    """Another container may have its VMID by now: without any GPU line left it is none of ours."""
+    moving.simulator.reboot()
+    text = "arch: amd64\nhostname: mail\nrootfs: local:129/vm-129-disk-0.raw\n"
+    (moving.root / CONTAINER_CONFIG).write_text(text)
+    assert not moving.done("boot")["changed"]
+    assert moving.config() == text
+
+
+def test_a_host_without_pve_is_no_host_whose_containers_left(moving: Hypervisor) -> None:
+    """Where Proxmox's file system is not mounted, nothing can be known of containers, and the unit fails."""
+    moving.simulator.reboot()
+    (moving.root / "etc/pve").rename(moving.root / "etc/pve.away")
+    (moving.root / "etc/pve").mkdir()
+    answer = moving.agent("boot")
+    assert answer.code == 3
+    assert "pve-cluster" in answer["message"]
 
 
 def test_a_node_that_nobody_made_is_told_and_the_cards_are_right(moving: Hypervisor) -> None:
@@ -224,6 +300,7 @@ def test_cards_that_leave_for_another_driver_go_before_nvidia_is_loaded(
         files.put(f"/etc/driverctl.d/pci-{address}", f"{driver}\n")
     loaded = files.folder / "loaded"
     commands("modprobe", f"echo $* > {loaded}")
+    files.put("/etc/pve/local/pve")
     files.put(FILE, json.dumps({"version": "v1", "passed": {"129": {"devices": []}}}))
 
     def bind_next(_seconds: float) -> None:

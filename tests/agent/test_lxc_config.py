@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from host.agent.lxc_config import Wanted, parse, passes_exactly, plan_dev, with_gpu_lines_of, with_raw
+from host.agent.lxc_config import Wanted, parse, passes_exactly, plan_dev, renumbered, with_gpu_lines_of, with_raw
 
 MAJORS = frozenset({195, 511})
 HEAD = "#kept by hand\narch: amd64\ndev0: /dev/dri/renderD128,gid=104\nnet0: name=eth0\n"
@@ -191,10 +191,10 @@ def test_pending_device_changes_are_seen(section: str, pending: bool) -> None:
     assert parse(HEAD + section).pending_devices is pending
 
 
-def test_a_rule_for_a_major_of_an_earlier_boot_goes() -> None:
-    """A dynamic major may be another driver's by now: its rule goes, and the new major's takes its place."""
+def test_a_rule_for_a_major_of_an_earlier_boot_is_renumbered() -> None:
+    """A dynamic major may be another driver's by now: its rule gets the same driver's new one, once."""
     text = allow("195:0", "195:255", "511:*") + mount("nvidia0", "nvidiactl", "nvidia-uvm")
-    moved = Wanted(frozenset({0}), frozenset({0}), other_majors=frozenset({509}), stale_majors=frozenset({511}))
+    moved = Wanted(frozenset({0}), frozenset({0}), other_majors=frozenset({509}), moved_majors={511: 509})
     config = parse(text, MAJORS | {509})
     assert not passes_exactly(config, moved)
     mended = with_raw(config, moved)
@@ -202,5 +202,19 @@ def test_a_rule_for_a_major_of_an_earlier_boot_goes() -> None:
     assert passes_exactly(mended, moved)
     both = parse(text + allow("509:*"), MAJORS | {509})
     assert not passes_exactly(both, moved)
-    assert "511" not in with_raw(both, moved).text()
+    assert with_raw(both, moved).text().count("509:*") == 1
     assert "511" not in plan_dev(both, moved).without_raw.text()
+
+
+def test_lines_are_renumbered_by_minors() -> None:
+    """Nodes, mounts' targets, devN entries and rules follow their cards; what is no card's stays."""
+    text = (
+        "dev0: /dev/nvidia3,mode=0666\n" + allow("195:3", "195:31", "195:255", "195:*") + mount("nvidia3", "nvidiactl")
+    )
+    config = renumbered(parse(text, MAJORS), {}, {3: 12, 31: 3})
+    assert config.text() == (
+        "dev0: /dev/nvidia12,mode=0666\n"
+        + allow("195:12", "195:3", "195:255", "195:*")
+        + mount("nvidia12", "nvidiactl")
+    )
+    assert config == parse(config.text(), MAJORS)

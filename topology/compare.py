@@ -40,7 +40,7 @@ class WantedUnit:
     working_directory: str | None
     user: str | None
     numa_node: int | None
-    enabled: bool
+    to_be_enabled: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -154,7 +154,7 @@ def _directive_changes(subject: str, unit: Unit, wanted: WantedUnit) -> Iterator
         found = unit.value("Service", key) or default
         if value is not None and found != value:
             yield Change(subject, key, found, value)
-    if wanted.enabled and not any(unit.values("Install", key) for key in _INSTALLING):
+    if wanted.to_be_enabled and not any(unit.values("Install", key) for key in _INSTALLING):
         # A unit without any of them can't be enabled.
         yield Change(subject, "[Install]", ABSENT, "WantedBy=multi-user.target")
     mask = unit.value("Service", "NUMAMask")

@@ -108,6 +108,7 @@ def plan_service(name: str, topology: Topology, facts: Facts, around: Surroundin
 def _wanted(  # noqa: PLR0913  everything that a unit's meaning depends on
     name: str, service: Service, tp: int, pool: PoolSpec, facts: Facts, *, translated: bool | None
 ) -> WantedUnit:
+    found = facts.service(name)
     flags: Flags = {canonical_flag(k): _words(v) for k, v in service.arguments.items() if v is not False}
     computed = {
         "model-path": service.model.path,
@@ -129,7 +130,7 @@ def _wanted(  # noqa: PLR0913  everything that a unit's meaning depends on
         working_directory=service.working_directory,
         user=service.user,
         numa_node=None if "numa-node" in flags else _numa_node(pool, facts),
-        enabled=service.enabled,
+        to_be_enabled=service.enabled and not (found and found.enabled),
     )
 
 

@@ -29,7 +29,7 @@ WANTED = WantedUnit(
     working_directory="/opt/sglang",
     user="root",
     numa_node=0,
-    enabled=True,
+    to_be_enabled=True,
 )
 UNIT = """\
 # written by hand
@@ -60,7 +60,7 @@ def test_another_spelling_of_the_same_is_no_change() -> None:
 def test_a_unit_that_nobody_starts_at_boot_needs_no_install_section() -> None:
     """Where the service is not to be enabled, [Install] is the owner's business; any of its directives enables."""
     plain = UNIT.partition("[Install]")[0]
-    assert said(plain, replace(WANTED, enabled=False)) == []
+    assert said(plain, replace(WANTED, to_be_enabled=False)) == []
     assert said(f"{plain}[Install]\nAlias=ai.service\n") == []
 
 

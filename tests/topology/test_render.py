@@ -20,7 +20,7 @@ WANTED = WantedUnit(
     working_directory=None,
     user=None,
     numa_node=None,
-    enabled=True,
+    to_be_enabled=True,
 )
 FOUND = """\
 [Unit]

@@ -203,6 +203,18 @@ def test_a_disabled_unit_is_enabled_without_a_new_text_or_a_restart() -> None:
     assert plan.spec.services[0].text == drifted(lambda _: None).spec.services[0].text
 
 
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_unit_without_install_gets_one_if_nothing_else_enables_it(*, enabled: bool) -> None:
+    """One that somebody linked into a target is adopted as found; one that systemd can't enable is written anew."""
+    raw = hosts.raw_facts("kpro6", "found")
+    service = raw["services"][0]
+    service |= {"text": service["text"].partition("[Install]")[0], "enabled": enabled}
+    plan = hosts.plan(hosts.whole(), Facts.model_validate(raw))
+    assert (plan.changes == ()) is enabled
+    assert (plan.spec.services[0].text == service["text"]) is enabled
+    assert ("[Install]\nWantedBy=multi-user.target" in plan.spec.services[0].text) is not enabled
+
+
 def test_a_lost_override_is_persisted_again_without_a_drain() -> None:
     """A device on its driver that the next boot would lose is bound again; nobody is stopped for it."""
 

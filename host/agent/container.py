@@ -120,7 +120,10 @@ def wanted_for(system: System, minors: frozenset[int], known: KnownMajors) -> Wa
 def rewrite(operation: Operation, target: Container, before: Config, wanted: Wanted, style: str) -> None:
     """Change the GPU lines of a stopped container (`pct set` on a running one would only leave pending changes)."""
     operation.undo_with(f"configuration of container {target.vmid}", partial(_put_back, target, before))
-    operation.begin(f"container {target.vmid}: GPU nodes {sorted(before.minors)} → {sorted(wanted.minors)}")
+    nodes = f"GPU nodes {sorted(before.minors)} → {sorted(wanted.minors)}"
+    operation.begin(
+        f"container {target.vmid}: {nodes if before.minors != wanted.minors else 'GPU lines as they must be'}"
+    )
     if style == "raw":
         target.write(before, lxc_config.with_raw(before, wanted))
     else:

@@ -39,7 +39,8 @@ def _run(lab: Lab) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
     with lab:
-        note(f"ssh        ssh -p {lab.ssh_port} -i {lab.identity_file} root@127.0.0.1")
+        known = f"-o UserKnownHostsFile={lab.known_hosts}"
+        note(f"ssh        ssh -p {lab.ssh_port} -i {lab.identity_file} {known} root@127.0.0.1")
         note(f"host key   {lab.host_key}")
         note(f"api        {lab.api_url}")
         note(f"api token  {lab.api_token}")

@@ -164,6 +164,13 @@ class Lab:
         return self._image.identity_file
 
     @property
+    def known_hosts(self) -> Path:
+        """A known_hosts file with the host's key."""
+        path = self._folder / "known_hosts"
+        path.write_text(f"[{LOOPBACK}]:{self.ssh_port} {self.host_key}\n")
+        return path
+
+    @property
     def api_url(self) -> str:
         """The Proxmox API's address."""
         return self._running_api.url

@@ -56,7 +56,7 @@ def ensure_packages(*, install: bool) -> None:
         sudo = "" if os.geteuid() == 0 else "sudo "
         raise SetupError(
             f"the lab needs packages that are not installed: {', '.join(missing)}. "
-            f"Install them with `{sudo}{command}`, or by `make test-lab INSTALL=1`"
+            f"Install them with `{sudo}{command}`, or add INSTALL=1 to the `make` command"
         )
     with step(f"install {len(missing)} packages") as current:
         environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}

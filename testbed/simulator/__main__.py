@@ -44,7 +44,8 @@ def main() -> int:
 
 
 def _reach(simulator: Simulator) -> str:
-    ssh = f"ssh -p {simulator.ssh_port} -i {simulator.identity_file} root@127.0.0.1"
+    known = f"-o UserKnownHostsFile={simulator.known_hosts}"
+    ssh = f"ssh -p {simulator.ssh_port} -i {simulator.identity_file} {known} root@127.0.0.1"
     return (
         f"host       {simulator.hostname}, root folder {simulator.root}\n"
         f"ssh        {ssh} nvidia-smi -L\n"

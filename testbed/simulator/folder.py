@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from fcntl import LOCK_EX, LOCK_NB, flock
 from pathlib import Path
 
 import asyncssh
@@ -27,7 +28,12 @@ class Folder:
         self.path.mkdir(parents=True, exist_ok=True)
         if any(self.path.iterdir()) and not (self.path / MARK).is_file():
             raise ValueError(f"{self.path} holds something else than a simulator's files: give an empty folder")
-        (self.path / MARK).touch()
+        self._lock = (self.path / MARK).open("w")
+        try:
+            flock(self._lock, LOCK_EX | LOCK_NB)
+        except BlockingIOError:
+            self._lock.close()
+            raise ValueError(f"another simulator runs in {self.path}: stop that one, or give another folder") from None
         for place in (self.root, self.host):
             shutil.rmtree(place, ignore_errors=True)
             place.mkdir()
@@ -95,7 +101,8 @@ class Folder:
         )
 
     def remove(self) -> None:
-        """Remove a temporary folder."""
+        """Let others have the folder; remove a temporary one."""
+        self._lock.close()
         if self.temporary:
             shutil.rmtree(self.path, ignore_errors=True)
 

@@ -242,16 +242,16 @@ def test_what_a_container_is_to_get_is_noted_before_its_lines_are_written(kpro6:
     kpro6.done("bind", bind_request("vm", NODE_0, "vfio-pci", others=NODE_1))
 
     async def cut() -> None:
-        running = asyncio.ensure_future(kpro6.agent_later("container", container_request(NODE_1)))
+        agent = f"echo $$ > ./tmp/pid; exec python3 ./{AGENT} --root . container"
+        running = asyncio.ensure_future(kpro6.run(agent, json.dumps(container_request(NODE_1))))
         await until(lambda: passed(kpro6.config()) == LAST, "the lines are written")
-        await kpro6.run("pkill -KILL -f [g]pu-topology-agent.pyz")
+        await kpro6.run("kill -KILL $(cat ./tmp/pid)")
         await running
 
     asyncio.run(cut())
-    (kpro6.root / CONTAINER_CONFIG).write_text(kpro6.config().replace("onboot: 1", "onboot: 0"))
-    kpro6.simulator.reboot()
-    kpro6.done("boot")
-    assert passed(kpro6.config()) == FIRST
+    noted = kpro6.ledger()["passed"]["129"]
+    assert (noted["devices"], noted["style"]) == (NODE_1, "raw")
+    assert noted["majors"]["nvidia-uvm"] == [511]
 
 
 def test_a_container_whose_lines_were_taken_away_gets_none(moving: Hypervisor) -> None:

@@ -96,6 +96,14 @@ def test_given_folder_keeps_its_keys(tmp_path: Path) -> None:
     assert seen[0] == seen[1]
 
 
+def test_a_folder_has_one_simulator(tmp_path: Path) -> None:
+    """A second one in the same folder is refused before it touches the first one's files."""
+    with Simulator(folder=tmp_path / "simulator") as host:
+        with pytest.raises(ValueError, match="another simulator runs in"):
+            Simulator(folder=tmp_path / "simulator")
+        assert run(host, "pct list").code == 0
+
+
 def test_foreign_folder_is_refused(tmp_path: Path) -> None:
     """A folder with other files in it is not taken."""
     (tmp_path / "thesis.txt").touch()

@@ -180,6 +180,19 @@ def kpro6(start: Callable[..., Hypervisor]) -> Hypervisor:
     return start("kpro6")
 
 
+@pytest.fixture
+def moving(kpro6: Hypervisor) -> Hypervisor:
+    """The container has node 1's cards, minors 4 to 7; node 0's are on vfio-pci, so a reboot makes these 0 to 3.
+
+    The container does not start with the host, which is what it looks like when the boot unit runs.
+    """
+    kpro6.done("bind", bind_request("vm", NODE_0, "vfio-pci", others=NODE_1))
+    kpro6.done("container", container_request(NODE_1))
+    assert "/dev/nvidia4 " in kpro6.config()
+    (kpro6.root / CONTAINER_CONFIG).write_text(kpro6.config().replace("onboot: 1", "onboot: 0"))
+    return kpro6
+
+
 @dataclass
 class Files:
     """A host of plain files: enough for what only reads."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
@@ -12,7 +11,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from host.agent.boot import boot
-from host.agent.device_numbers import found_lines
 from host.agent.ledger import FILE
 from host.agent.request import Request
 from tests.agent.conftest import AGENT, until
@@ -29,19 +27,6 @@ pytestmark = pytest.mark.simulator
 UNIT = "etc/systemd/system/gpu-topology-boot.service"
 FIRST = {f"nvidia{minor}" for minor in range(4)}
 LAST = {f"nvidia{minor}" for minor in range(4, 8)}
-
-
-@pytest.fixture
-def moving(kpro6: Hypervisor) -> Hypervisor:
-    """The container has node 1's cards, minors 4 to 7; node 0's are on vfio-pci, so a reboot makes these 0 to 3.
-
-    The container does not start with the host, which is what it looks like when the boot unit runs.
-    """
-    kpro6.done("bind", bind_request("vm", NODE_0, "vfio-pci", others=NODE_1))
-    kpro6.done("container", container_request(NODE_1))
-    assert passed(kpro6.config()) == LAST
-    (kpro6.root / CONTAINER_CONFIG).write_text(kpro6.config().replace("onboot: 1", "onboot: 0"))
-    return kpro6
 
 
 def test_register_installs_the_unit_and_uninstall_removes_it(kpro6: Hypervisor) -> None:
@@ -108,14 +93,6 @@ def test_the_host_mends_them_by_itself(moving: Hypervisor) -> None:
     assert not moving.done("container", container_request(NODE_1))["changed"]
 
 
-def test_another_major_of_uvm_replaces_the_old_rule(moving: Hypervisor) -> None:
-    """A dynamic major may be another driver's by now: its rule goes, and the new one stands in its place."""
-    moving.simulator.reboot(uvm_major=509)
-    moving.done("boot")
-    assert "c 509:* rwm" in moving.config()
-    assert "c 511:* rwm" not in moving.config()
-
-
 def test_a_card_that_is_missing_leaves_the_lines_alone(moving: Hypervisor) -> None:
     """Where a card did not come up and no line names another's, nothing is changed, and the unit fails visibly."""
     for address in NODE_1:
@@ -180,14 +157,6 @@ def test_it_waits_for_the_clusters_quorum(moving: Hypervisor) -> None:
     assert passed(moving.config()) == FIRST
 
 
-def test_a_rule_for_each_boots_major(moving: Hypervisor) -> None:
-    """Every boot's major replaces the one before, also one that only an earlier boot's mending had written."""
-    for major in (509, 507):
-        moving.simulator.reboot(uvm_major=major)
-        moving.done("boot")
-    assert re.findall(r"c (5\d\d):", moving.config()) == ["507"]
-
-
 def test_leftovers_of_proxmox_keep_nobody_from_being_safe(moving: Hypervisor) -> None:
     """A lock or a pending device is no reason to leave a container with another's card."""
     moving.simulator.reboot()
@@ -198,60 +167,6 @@ def test_leftovers_of_proxmox_keep_nobody_from_being_safe(moving: Hypervisor) ->
     assert "pct pending 129" in answer["message"]
     assert passed(moving.config()) == FIRST
     assert moving.config().endswith("[pve:pending]\ndev9: /dev/dri/renderD128\n")
-
-
-@pytest.mark.parametrize("numbers", [{"uvm_major": 509}, {"caps_major": 400}])
-def test_a_rule_comes_back_with_its_number(moving: Hypervisor, numbers: dict[str, int]) -> None:
-    """A rule is renumbered where it stands: once the first numbers are back, the lines are the first lines."""
-    moving.simulator.reboot()
-    moving.done("boot")
-    first = moving.config()
-    moving.simulator.reboot(**numbers)
-    moving.done("boot")
-    assert moving.config() != first
-    moving.simulator.reboot()
-    moving.done("boot")
-    assert moving.config() == first
-
-
-def test_lines_are_given_back_in_the_numbers_of_this_boot(moving: Hypervisor) -> None:
-    """What was found named cards and drivers: the lines that a release gives back name the same ones."""
-    moving.simulator.reboot(uvm_major=509)
-    moving.done("boot")
-    found = moving.ledger()["found"]["container:129"]["config"]
-    moving.done("release", {"pool": "vm", "managed": {}})
-    (moving.root / CONTAINER_CONFIG).write_text(moving.config().replace("onboot: 0", "onboot: 1"))
-    moving.done("container-release", {"vmid": 129})
-    assert moving.config() == found.replace("511:*", "509:*")
-
-
-@pytest.mark.parametrize("gone", [False, True])
-def test_found_lines_name_the_cards_that_they_named(files: Files, *, gone: bool) -> None:
-    """By this boot's minors where all of them have one; else nobody knows what they come back with."""
-    files.put("/proc/devices", "Character devices:\n195 nvidia\n511 nvidia-uvm\n")
-    for address, minor in ((NODE_0[1], 0), (NODE_0[2], 1)):
-        files.gpu(address, driver=None if gone and minor else "nvidia", minor=None if gone and minor else minor)
-    text = "lxc.mount.entry: /dev/nvidia1 dev/nvidia1 none bind\nlxc.mount.entry: /dev/nvidia2 dev/nvidia2 none bind\n"
-    found = Request.of({"config": text, "minors": {str(minor): NODE_0[minor] for minor in range(4)}})
-    minors = found_lines(files.system, found).minors
-    assert minors == (frozenset({1, 2}) if gone else frozenset({0, 1}))
-
-
-def test_what_a_container_is_to_get_is_noted_before_its_lines_are_written(kpro6: Hypervisor) -> None:
-    """A power cut between the lines and the end of the operation leaves a boot that knows what was meant."""
-    kpro6.done("bind", bind_request("vm", NODE_0, "vfio-pci", others=NODE_1))
-
-    async def cut() -> None:
-        agent = f"echo $$ > ./tmp/pid; exec python3 ./{AGENT} --root . container"
-        running = asyncio.ensure_future(kpro6.run(agent, json.dumps(container_request(NODE_1))))
-        await until(lambda: passed(kpro6.config()) == LAST, "the lines are written")
-        await kpro6.run("kill -KILL $(cat ./tmp/pid)")
-        await running
-
-    asyncio.run(cut())
-    noted = kpro6.ledger()["passed"]["129"]
-    assert (noted["devices"], noted["style"]) == (NODE_1, "raw")
-    assert noted["majors"]["nvidia-uvm"] == [511]
 
 
 def test_a_container_whose_lines_were_taken_away_gets_none(moving: Hypervisor) -> None:

@@ -50,6 +50,9 @@ def facts(system: System, request: Request) -> dict[str, Json]:
     done = system.run_all(commands, limit)
     answers = dict(zip(general, done, strict=False))
     errors += [f"`{' '.join(one.argv)}` did not answer within {limit:.0f} s" for one in done if one.code is None]
+    # Without an answer every guest would look stopped, and its services gone.
+    asked_of = [answers[name] for name in ("pct", "qm") if name in answers]
+    errors += [one.complaint() for one in asked_of if one.code]
     smi = answers.get("nvidia-smi")
     return {
         "version": VERSION,

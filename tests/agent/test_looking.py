@@ -162,6 +162,15 @@ def test_facts_of_a_host_without_proxmox_name_what_is_missing(files: Files) -> N
     assert found["snp"] is None
 
 
+def test_a_tool_that_fails_is_no_host_whose_guests_stopped(files: Files, commands: Callable[[str, str], None]) -> None:
+    """Where Proxmox's file system is down, pct and qm fail at once: that is an error of the facts, not a state."""
+    commands("pct", "echo 'ipcc_send_rec[1] failed: Connection refused' >&2; exit 111")
+    commands("qm", "echo VMID NAME STATUS")
+    found: dict[str, Any] = facts(files.system, Request({}))
+    (told,) = [error for error in found["errors"] if "pct" in error]
+    assert "`pct list` exited with 111: ipcc_send_rec" in told
+
+
 def test_facts_do_not_wait_for_a_tool_that_hangs(
     files: Files, commands: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

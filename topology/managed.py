@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from topology.changes import Change
 from topology.revision import revision
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from topology.facts import Facts
     from topology.spec import TopologySpec
 
@@ -38,6 +41,12 @@ def managed_revision(spec: TopologySpec, facts: Facts) -> str:
         observed=known.model_dump(),
         facts=facts,
     )
+
+
+def agent_changes(facts: Facts) -> Iterator[Change]:
+    """What somebody took away of the agent and its boot unit since they were installed."""
+    if AGENT in facts.ledger.revisions and not facts.host.agent_installed:
+        yield Change(f"host {facts.host.hostname}", "agent and boot unit", "missing or different", "installed")
 
 
 def agent_revision(facts: Facts) -> str:

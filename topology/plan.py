@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from topology.changes import Change
 from topology.compare import mapping_changes
+from topology.managed import agent_changes
 from topology.plan_guests import plan_container, plan_vm
 from topology.plan_pools import host_spec, mapping_specs, plan_binding, pool_spec
 from topology.plan_services import PlannedService, Surroundings, plan_service
@@ -89,7 +90,7 @@ def make_plan(
     return Plan(
         spec=spec,
         facts=facts,
-        changes=(*changes, *_released(topology, facts)),
+        changes=(*agent_changes(facts), *changes, *_released(topology, facts)),
         warnings=tuple(dict.fromkeys(problem for problem in problems if problem.level is Level.WARN)),
         copy_revisions={name: service.copy_revision for name, service in services.items()},
     )

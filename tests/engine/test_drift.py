@@ -48,7 +48,7 @@ DRIFT: dict[str, tuple[Callable[[Stage], None], str]] = {
     "the service was stopped": (_stop_service, "sglang-qwen"),
     "the unit was edited": (_edit_unit, "tp 2 -> 4"),
     "the canonical copy was edited": (_edit_copy, "units/sglang-qwen.service"),
-    "the boot unit was disabled": (_disable_boot_unit, "agent-register"),
+    "the boot unit was disabled": (_disable_boot_unit, "agent and boot unit missing or different -> installed"),
     "a GPU was taken from the VM": (_unplug_vm, "vm 200"),
 }
 

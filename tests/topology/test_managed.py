@@ -8,7 +8,7 @@ import pytest
 
 from tests.facts import hosts
 from topology.facts import Facts
-from topology.managed import agent_revision, managed_by, managed_revision
+from topology.managed import agent_changes, agent_revision, managed_by, managed_revision
 
 if TYPE_CHECKING:
     from topology.spec import TopologySpec
@@ -56,3 +56,15 @@ def test_an_agent_file_that_is_gone_is_copied_again() -> None:
     assert agent_revision(Facts.model_validate(raw)) == "copied"
     raw["host"]["agent_installed"] = False
     assert agent_revision(Facts.model_validate(raw)) not in {"copied", "adopted"}
+
+
+def test_only_what_was_installed_can_be_missing() -> None:
+    """A host that is adopted has no agent yet, which is no difference; one whose boot unit was disabled has."""
+    raw = hosts.raw_facts("kpro6", "split")
+    raw["host"]["agent_installed"] = False
+    assert not [*agent_changes(Facts.model_validate(raw))]
+    raw["ledger"]["revisions"]["agent"] = "copied"
+    (change,) = agent_changes(Facts.model_validate(raw))
+    assert str(change) == "host kpro6: agent and boot unit missing or different -> installed"
+    raw["host"]["agent_installed"] = True
+    assert not [*agent_changes(Facts.model_validate(raw))]

@@ -116,7 +116,7 @@ def _mend(vmid: int, quorum: float, operation: Operation, request: Request) -> d
         ensure_nodes(system, own)
     except RefusedError as error:
         incomplete.append(error.message)
-    wanted, style = wanted_for(system, own, known), passed.text("style")
+    wanted, style = wanted_for(system, own, minors, known), passed.text("style")
     if not lxc_config.passes_exactly(config, wanted):
         _wait_for_quorum(operation, quorum)
         operation.ledger.note_passed(vmid, devices, style, majors_in_lines(system.root, known, rewritten=False))

@@ -11,13 +11,13 @@ from .device_numbers import dynamic_majors, found_lines, majors_in_lines, moved_
 from .drain import record_revision
 from .facts_devices import majors
 from .guests import container_config
-from .lxc_config import NVIDIA_MAJOR, Config, Wanted
+from .lxc_config import Config, Wanted
 from .pci import Address, Pci
 from .request import Request
 from .result import BadRequestError, FailedError, Json, RefusedError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from .ledger import KnownMajors
     from .operation import Operation
@@ -34,10 +34,11 @@ def container(operation: Operation, request: Request) -> dict[str, Json]:
     devices, known = request.addresses("devices"), operation.ledger.known_majors(vmid)
     target = Container.of(operation.system, vmid, request, known)
     config, running = target.config(), target.running
-    minors = _minors_of(operation.system, devices)
+    every = Pci(operation.system.root).minors()
+    minors = _minors_of(operation.system, devices, every)
     ensure_nodes(operation.system, minors)
-    wanted = wanted_for(operation.system, minors, known)
-    _note_found(operation, target, config, running=running)
+    wanted = wanted_for(operation.system, minors, every, known)
+    _note_found(operation, target, config, every, running=running)
     # Before the lines are written: whatever cuts this off, a boot makes them what is noted here.
     operation.ledger.note_passed(vmid, devices, style, majors_in_lines(operation.system.root, known, rewritten=False))
     start = running or request.flag("start", default=True)
@@ -81,37 +82,36 @@ def container_release(operation: Operation, request: Request) -> dict[str, Json]
     return {"vmid": vmid}
 
 
-def _minors_of(system: System, devices: Iterable[Address]) -> frozenset[int]:
+def _minors_of(system: System, devices: Iterable[Address], every: Mapping[Address, int]) -> frozenset[int]:
     """The minors of these devices; refused for one that the nvidia driver doesn't have."""
-    pci = Pci(system.root)
-    every, minors = pci.minors(), set()
+    minors = set()
     for address in devices:
         if address not in every:
             raise RefusedError(
-                f"{address} is on {pci.driver(address) or 'no driver'} and has no device minor: a container can only "
-                "be given GPUs that are bound to nvidia; bind its pool first"
+                f"{address} is on {Pci(system.root).driver(address) or 'no driver'} and has no device minor: a "
+                "container can only be given GPUs that are bound to nvidia; bind its pool first"
             )
         minors.add(every[address])
     return frozenset(minors)
 
 
-def _note_found(operation: Operation, target: Container, config: Config, *, running: bool) -> None:
+def _note_found(
+    operation: Operation, target: Container, config: Config, every: Mapping[Address, int], *, running: bool
+) -> None:
     """Keep the configuration as found, with what its numbers mean: by its release they may mean something else."""
-    system = operation.system
     found: dict[str, Json] = {"config": config.text(), "status": "running" if running else "stopped"}
-    found["majors"] = {name: [number] for name, number in dynamic_majors(system.root).items()}
-    found["minors"] = {str(minor): address for address, minor in Pci(system.root).minors().items()}
+    found["majors"] = {name: [number] for name, number in dynamic_majors(operation.system.root).items()}
+    found["minors"] = {str(minor): address for address, minor in every.items()}
     operation.ledger.note_found(f"container:{target.vmid}", found)
 
 
-def wanted_for(system: System, minors: frozenset[int], known: KnownMajors) -> Wanted:
-    """What passing these minors means on this host now; `known` are nvidia's majors at earlier boots."""
+def wanted_for(system: System, minors: frozenset[int], every: Mapping[Address, int], known: KnownMajors) -> Wanted:
+    """What passing these minors, of `every` card's, means now; `known` are nvidia's majors at earlier boots."""
     uvm = majors(system.root).get("nvidia-uvm")
     return Wanted(
         minors,
-        frozenset(Pci(system.root).minors().values()),
+        frozenset(every.values()),
         useful=tuple(node for node in lxc_config.USEFUL if system.root.at(node).exists()),
-        major=NVIDIA_MAJOR,
         other_majors=frozenset() if uvm is None else frozenset({uvm}),
         moved_majors=moved_majors(system.root, known),
     )

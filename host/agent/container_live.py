@@ -45,7 +45,7 @@ class Container:
     ) -> Container:
         """With the limits that the request has; `known` were nvidia's majors at earlier boots."""
         limits = request.seconds("stop_timeout_s", 60.0), request.seconds("boot_timeout_s", 180.0)
-        return cls(system, vmid, *limits, all_majors(system.root).union(*(known or {}).values()), settled)
+        return cls(system, vmid, *limits, all_majors(system.root, known), settled)
 
     @property
     def running(self) -> bool:

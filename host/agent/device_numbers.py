@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from .system import System
 
 
-def all_majors(root: Root) -> frozenset[int]:
-    """Every character major of the nvidia drivers."""
-    return frozenset({NVIDIA_MAJOR, *majors(root).values()})
+def all_majors(root: Root, known: KnownMajors | None = None) -> frozenset[int]:
+    """Every character major of the nvidia drivers; with `known`, also those of earlier boots."""
+    return frozenset({NVIDIA_MAJOR, *majors(root).values()}).union(*(known or {}).values())
 
 
 def dynamic_majors(root: Root) -> dict[str, int]:
@@ -45,7 +45,7 @@ def moved_majors(root: Root, known: KnownMajors) -> dict[int, int]:
 def found_lines(system: System, found: Request) -> Config:
     """A configuration as it was found, its GPU lines in the numbers of this boot."""
     known = numbers_by_name(found.object("majors"))
-    config = lxc_config.parse(found.text("config"), all_majors(system.root).union(*known.values()))
+    config = lxc_config.parse(found.text("config"), all_majors(system.root, known))
     then, now = found.object("minors"), Pci(system.root).minors()
     cards = {minor: Address(then.text(str(minor))) for minor in config.minors if then.has(str(minor))}
     # Of a card that was or is on another driver nobody knows the minor: then these stay as they were.

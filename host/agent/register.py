@@ -45,7 +45,6 @@ def remove_boot_unit(system: System) -> bool:
         return False
     system.root.at(WANTED).unlink(missing_ok=True)
     replace(system, _BOOT, PATH, None)
-    system.run(
-        "systemctl", "reset-failed", NAME
-    )  # a failed unit would be listed for ever; one that is not, can't be reset
+    # A failed unit would be listed for ever; resetting one that did not fail is refused.
+    system.run("systemctl", "reset-failed", NAME)
     return True
